@@ -17,34 +17,35 @@ type Config struct {
 	Profile sharing.Profile
 	// Startup has the settings that take effect when the program starts.
 	Startup StartupSettings
-	// Discovery has those that only GPU feature discovery obeys.
+	// Discovery has the settings that only GPU feature discovery uses.
 	Discovery FeatureDiscovery
-	// Layouts are the MIG layouts that can be named beside the built-in ones: the
-	// profile's own, then those of mig-parted documents in the same ConfigMap.
+	// Layouts are the MIG layouts that can be named besides the built-in ones: the profile's own,
+	// then those of mig-parted documents in the same ConfigMap.
 	Layouts MIGLayouts
-	// Allowed are the layouts that the node's label may choose; nil for all, also the
+	// Allowed are the layouts that the node's label may choose; nil allows all, including the
 	// built-in ones.
 	Allowed []string
-	// Notes say, by line, where NVIDIA's plugin would do something else, and what may be a mistake.
+	// Notes list, by line, where NVIDIA's plugin would behave differently, and what may be a
+	// mistake.
 	Notes []Note
 }
 
 // StartupSettings cannot change while the program runs.
 type StartupSettings struct {
-	// FailOnInitError ends the program when the driver cannot be opened; otherwise
-	// the program waits for the driver. Default true.
+	// FailOnInitError ends the program if the driver cannot be opened. Otherwise the program waits
+	// for the driver. Default true.
 	FailOnInitError bool
-	// DriverRoot is where the driver is installed on the host. Default "/".
+	// DriverRoot is the host directory of the driver. Default "/".
 	DriverRoot string
 	// DevRoot is the host directory with the driver's dev directory. Default DriverRoot.
 	DevRoot string
 	// ContainerDriverRoot is where DriverRoot is mounted in Virgate's own
 	// container. Default "/driver-root".
 	ContainerDriverRoot string
-	// DeviceDiscoveryStrategy says how GPUs are found: "auto" (the default) or "nvml".
+	// DeviceDiscoveryStrategy is how GPUs are found: "auto" (the default) or "nvml".
 	DeviceDiscoveryStrategy string
-	// CDIHookPath is the program on the host that CDI specs name as their hook; empty for
-	// the one that the host has.
+	// CDIHookPath is the program on the host that CDI specs name as their hook; empty for the
+	// host's own program.
 	CDIHookPath string
 	// CDIFeatures are feature flags of nvcdi, the library that makes the CDI
 	// specs, separated by commas. Default none.
@@ -52,21 +53,22 @@ type StartupSettings struct {
 	// CDIDisableHooks are the hooks that CDI specs leave out, separated by commas, or "all".
 	// Default none.
 	CDIDisableHooks string
-	// MPSRoot is the host's directory with the files of virgate mps; empty where that does
-	// not run.
+	// MPSRoot is the host directory with the files of virgate mps; empty if virgate mps does not
+	// run.
 	MPSRoot string
 }
 
-// FeatureDiscovery are the settings of GPU feature discovery alone.
+// FeatureDiscovery has the settings of GPU feature discovery only.
 type FeatureDiscovery struct {
-	// Err is of type Problems: what is wrong with these settings. It concerns no other program.
+	// Err has type Problems and lists what is wrong with these settings. It does not concern other
+	// programs.
 	Err error
-	// Oneshot ends it when the labels are written, NoTimestamp leaves out the time.
+	// Oneshot ends GPU feature discovery when the labels are written. NoTimestamp omits the time.
 	Oneshot, NoTimestamp bool
-	// SleepInterval is the time between two readings of the GPUs, the longest Duration for
-	// infinite. It may be less than is sensible.
+	// SleepInterval is the time between two readings of the GPUs; the longest Duration means
+	// infinite. It may be unreasonably short.
 	SleepInterval time.Duration
-	// UseNodeFeatureAPI writes a NodeFeature object and not OutputFile.
+	// UseNodeFeatureAPI writes a NodeFeature object instead of OutputFile.
 	UseNodeFeatureAPI           bool
 	OutputFile, MachineTypeFile string
 }
@@ -89,24 +91,26 @@ func (s StartupSettings) CheckUnchanged(next StartupSettings) error {
 		{pathMPSRoot, s.MPSRoot, next.MPSRoot},
 	} {
 		if setting.have != setting.want {
-			errs = append(errs, fmt.Errorf("%s: cannot change while the program runs (is %v, wanted %v): restart it", setting.path, setting.have, setting.want))
+			errs = append(errs, fmt.Errorf("%s: cannot change while the program runs (is %v, wanted %v): restart it",
+				setting.path, setting.have, setting.want))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// Note is a place in a document where Virgate differs from NVIDIA's plugin, or that may be a mistake.
+// Note is a place in a document where Virgate differs from NVIDIA's plugin, or that may be a
+// mistake.
 type Note struct {
 	// Line is counted from 1; 0 for a note about a flag or a variable.
 	Line int
-	// Path is the key's place: "sharing.timeSlicing.resources[0].rename".
+	// Path is the path of the key: "sharing.timeSlicing.resources[0].rename".
 	Path    string
 	Message string
 }
 
-// Overrides are the settings that flags and environment variables give, by the
-// Path of the Setting. They win over the document. If both a flag and a variable
-// give a setting, the caller decides between them.
+// Overrides are settings from flags and environment variables, by the Path of the Setting. They
+// override the document. If both a flag and a variable set something, the caller decides between
+// them.
 type Overrides map[string]Override
 
 // Override is one setting from outside the document.
@@ -117,16 +121,16 @@ type Override struct {
 	Source string
 }
 
-// Parse reads one device-plugin document, in YAML or JSON. Empty data is a
-// document without settings, so that everything has its default. The name of the
-// file is used in messages only. Overrides win over the document.
+// Parse reads one device-plugin document, in YAML or JSON. Empty data is a document without
+// settings, so everything has its default. The name of the file is used only in messages. Overrides
+// take precedence over the document.
 //
 // The error is of type Problems and complete; the Config is then zero.
 func Parse(file string, data []byte, overrides Overrides) (Config, error) {
 	return parseDocument(file, data, func(root value) Config { return readProfile(root, overrides, nil) })
 }
 
-// parseDocument reads the document with read, whose result is dropped with a problem.
+// parseDocument reads the document with read. It drops the result if there is a problem.
 func parseDocument[T any](file string, data []byte, read func(root value) T) (T, error) {
 	var problems Problems
 	var result, zero T
@@ -142,14 +146,16 @@ func parseDocument[T any](file string, data []byte, read func(root value) T) (T,
 
 const versionV1 = "v1"
 
-// profileKeys are those at the top of a device-plugin document.
-var profileKeys = []string{"version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health", "dra"}
+// profileKeys are the top-level keys of a device-plugin document.
+var profileKeys = []string{
+	"version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health", "dra",
+}
 
-// readProfile reads a device-plugin document. Its result must not be used if a problem
-// was reported. The layouts come from elsewhere; the document can name them.
+// readProfile reads a device-plugin document. Its result must not be used if a problem was
+// reported. The layouts come from other documents; this document can name them.
 func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 	document := root.mapping(profileKeys...)
-	// NVIDIA's plugin takes a missing version for v1, too.
+	// NVIDIA's plugin also reads a missing version as v1.
 	document.field("version").oneOf(versionV1)
 	set, discoveryErr := readSettings(document, overrides)
 	profile := sharing.Profile{
@@ -185,25 +191,37 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 
 	notes := root.source.notes
 	slices.SortStableFunc(notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
-	interval, _ := parseInterval(set["flags.gfd.sleepInterval"]) // A wrong one is in Err.
+	interval, _ := parseInterval(set["flags.gfd.sleepInterval"]) // Err has the problem of an invalid one.
 	discovery := FeatureDiscovery{
-		Err: discoveryErr, Oneshot: set.on("flags.gfd.oneshot"), NoTimestamp: set.on("flags.gfd.noTimestamp"), SleepInterval: interval,
-		UseNodeFeatureAPI: set.on("flags.useNodeFeatureAPI"), OutputFile: set["flags.gfd.outputFile"], MachineTypeFile: set["flags.gfd.machineTypeFile"],
+		Err:               discoveryErr,
+		Oneshot:           set.on("flags.gfd.oneshot"),
+		NoTimestamp:       set.on("flags.gfd.noTimestamp"),
+		SleepInterval:     interval,
+		UseNodeFeatureAPI: set.on("flags.useNodeFeatureAPI"),
+		OutputFile:        set["flags.gfd.outputFile"],
+		MachineTypeFile:   set["flags.gfd.machineTypeFile"],
 	}
-	return Config{Profile: profile, Layouts: layouts, Allowed: allowed, Notes: notes, Discovery: discovery, Startup: StartupSettings{
-		FailOnInitError:         set.on(pathFailOnInitError),
-		DriverRoot:              set[pathDriverRoot],
-		DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot]),
-		ContainerDriverRoot:     set[pathContainerDriverRoot],
-		DeviceDiscoveryStrategy: set[pathDiscovery],
-		CDIHookPath:             cmp.Or(set[pathCDIHook], set["flags.plugin.nvidiaCDIHookPath"]),
-		CDIFeatures:             set[pathCDIFeatures],
-		CDIDisableHooks:         set[pathCDIDisableHooks],
-		MPSRoot:                 set[pathMPSRoot],
-	}}
+	return Config{
+		Profile:   profile,
+		Layouts:   layouts,
+		Allowed:   allowed,
+		Notes:     notes,
+		Discovery: discovery,
+		Startup: StartupSettings{
+			FailOnInitError:         set.on(pathFailOnInitError),
+			DriverRoot:              set[pathDriverRoot],
+			DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot]),
+			ContainerDriverRoot:     set[pathContainerDriverRoot],
+			DeviceDiscoveryStrategy: set[pathDiscovery],
+			CDIHookPath:             cmp.Or(set[pathCDIHook], set["flags.plugin.nvidiaCDIHookPath"]),
+			CDIFeatures:             set[pathCDIFeatures],
+			CDIDisableHooks:         set[pathCDIDisableHooks],
+			MPSRoot:                 set[pathMPSRoot],
+		},
+	}
 }
 
-// readRetireAfter reads how long held devices that are not wanted stay Healthy.
+// readRetireAfter reads how long held devices stay Healthy when the profile no longer wants them.
 func readRetireAfter(v value) (after sharing.RetireAfter) {
 	f := v.mapping(keysOf(pathRetireAfter)...)
 	if len(f.entries) > 0 {

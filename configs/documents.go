@@ -18,19 +18,21 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Documents are texts by name: the data of a ConfigMap in the cluster, or the files of a
-// directory where one is mounted. Unlike in a manifest, a problem in one does not concern
-// the others, because each node reads only the one that it was told to.
+// Documents are texts by name: the data of a ConfigMap in the cluster, or the files of a directory
+// where a ConfigMap is mounted. Unlike in a manifest, a problem in one document does not affect the
+// others, because each node reads only the document chosen for it.
 type Documents map[string]string
 
-// ProfileNames returns the sorted names of the documents but for mig-parted's and the rules.
+// ProfileNames returns the sorted names of the documents, except those of mig-parted and of the
+// rules.
 func (d Documents) ProfileNames() []string {
-	return slices.DeleteFunc(slices.Sorted(maps.Keys(d)), func(name string) bool { return name == RulesName || d.isLayouts(name) })
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(d)),
+		func(name string) bool { return name == RulesName || d.isLayouts(name) })
 }
 
 func (d Documents) isLayouts(name string) bool {
-	// Parsing a ConfigMap's whole mebibyte to find one profile would be slow. The
-	// key is there literally, unless an escape or another encoding hides it.
+	// Parsing a ConfigMap's whole mebibyte to find one profile would be slow. The key appears
+	// literally, unless an escape or another encoding hides it.
 	text := d[name]
 	if !strings.Contains(text, migConfigsKey) && !strings.ContainsAny(text, "\\\x00") {
 		return false
@@ -40,9 +42,9 @@ func (d Documents) isLayouts(name string) bool {
 	return ok && kindOf(root) == KindMIGConfigs
 }
 
-// Select reads the profile with the name. It can use the layouts of the mig-parted documents
-// beside it; what is wrong with those is reported only if the profile is wrong, too. The
-// source says where the documents are, for messages and for SelectedProfile.
+// Select reads the profile with the name. The profile can use the layouts of the mig-parted
+// documents beside it; their problems are reported only if the profile has problems too. source is
+// the location of the documents, for messages and for SelectedProfile.
 func (d Documents) Select(source, name string, overrides Overrides) (SelectedProfile, error) {
 	text, ok := d[name]
 	if !ok {
@@ -73,36 +75,44 @@ func (d Documents) Select(source, name string, overrides Overrides) (SelectedPro
 	return config.SelectedFrom(source, name, used), nil
 }
 
-// SelectedProfile is a profile and where it was found. JSON leaves out what Documents say.
+// SelectedProfile is a profile and where it was found. JSON omits what Documents already contain.
 type SelectedProfile struct {
 	Config `json:"-"`
-	// Name is the ConfigMap's key, or the file's name in a directory; "" for neither.
+	// Name is the ConfigMap's key, or the name of the file in a directory; "" for other sources.
 	Name string `json:"name,omitempty"`
 	// Source is where the profile was read, for people: "ConfigMap gpu/profiles",
 	// "/etc/virgate/profile.yaml", "flags".
 	Source string `json:"source"`
 	// Generation is Generation(Profile).
 	Generation string `json:"generation"`
-	// Layout is the MIG layout of the node's label (see SelectMIG), "" for the profile's.
+	// Layout is the MIG layout from the node's label (see SelectMIG); "" for the profile's own
+	// layout.
 	Layout string `json:"layout,omitempty"`
-	// MIGLeftTo is why another program makes the MIG layouts (see LeaveMIG), "" for none.
+	// MIGLeftTo is why another program makes the MIG layouts (see LeaveMIG); "" if none does.
 	MIGLeftTo string `json:"migLeftTo,omitempty"`
-	// Choice is why it is the node's.
+	// Choice is why this profile is the node's.
 	Choice Choice `json:"choice,omitzero"`
-	// Delayed is when a changed source is taken, in place of the one that this comes from; zero for none.
+	// Delayed is when this profile's source will be replaced by the changed one; zero if none is
+	// pending.
 	Delayed time.Time `json:"-"`
-	// Documents are the texts that the profile was read from, by name, to be stored and read
-	// again. A single file has the name "". There are none for flags alone.
+	// Documents are the texts that the profile was read from, by name, to be stored and read again.
+	// A single file has the name "". With only flags there are none.
 	Documents map[string]string `json:"documents,omitempty"`
 }
 
-// SelectedFrom adds to a Config where it was read.
+// SelectedFrom returns the Config with the place where it was read.
 func (c Config) SelectedFrom(source, name string, documents map[string]string) SelectedProfile {
-	return SelectedProfile{Config: c, Name: name, Source: source, Generation: Generation(c.Profile), Documents: documents}
+	return SelectedProfile{
+		Config:     c,
+		Name:       name,
+		Source:     source,
+		Generation: Generation(c.Profile),
+		Documents:  documents,
+	}
 }
 
-// SelectMIG is Config.SelectMIG for a selected profile, whose generation changes
-// with the layout, and for those that are Allowed. The error is ErrMIGLayout.
+// SelectMIG is Config.SelectMIG for a selected profile. It accepts only Allowed layouts, and the
+// profile's generation changes with the layout. The error is ErrMIGLayout.
 func (s SelectedProfile) SelectMIG(name string) (SelectedProfile, error) {
 	if s.Profile.MIG.Manage && name != "" && s.Allowed != nil && !slices.Contains(s.Allowed, name) {
 		return s, fmt.Errorf("%w %s: mig.allowed does not have it, only %q", ErrMIGLayout, quote(name), s.Allowed)
@@ -111,26 +121,35 @@ func (s SelectedProfile) SelectMIG(name string) (SelectedProfile, error) {
 	if err != nil {
 		return s, err
 	}
-	s.Config, s.Generation, s.Layout = config, Generation(config.Profile), name
+	s.Config = config
+	s.Generation = Generation(config.Profile)
+	s.Layout = name
 	return s, nil
 }
 
-// LeaveMIG is the profile on a node where another program makes the MIG layouts, for which
-// the reason is given; "" for none.
+// LeaveMIG returns the profile for a node where another program makes the MIG layouts. reason is
+// why; with "", the profile stays as it is.
 func (s SelectedProfile) LeaveMIG(reason string) SelectedProfile {
 	if reason != "" && s.Profile.MIG.Manage {
-		s.Profile.MIG.Manage, s.Profile.MIG.LeftTo, s.MIGLeftTo = false, reason, reason
+		s.Profile.MIG.Manage = false
+		s.Profile.MIG.LeftTo = reason
+		s.MIGLeftTo = reason
 		s.Generation = Generation(s.Profile)
 	}
 	return s
 }
 
-// Refused is what is known of a profile that cannot be used.
+// Refused returns what is known about a profile that cannot be used.
 func (s SelectedProfile) Refused() SelectedProfile {
-	return SelectedProfile{Name: s.Name, Source: s.Source, Choice: s.Choice, Delayed: s.Delayed}
+	return SelectedProfile{
+		Name:    s.Name,
+		Source:  s.Source,
+		Choice:  s.Choice,
+		Delayed: s.Delayed,
+	}
 }
 
-// String names the profile for people: "SOURCE[NAME]", or the source alone.
+// String returns a name for people: "SOURCE[NAME]", or only the source.
 func (s SelectedProfile) String() string {
 	if s.Name == "" {
 		return s.Source
@@ -138,25 +157,25 @@ func (s SelectedProfile) String() string {
 	return fmt.Sprintf("%s[%s]", s.Source, s.Name)
 }
 
-// ErrPending says that the profile is not known yet, for example because the
-// node's label has not been read. No document is at fault.
+// ErrPending means that the profile is not known yet, for example because the node's label has not
+// been read. It is no error in a document.
 var ErrPending = errors.New("not known yet")
 
-// Generation is a hash of a profile: 12 hexadecimal digits. Profiles with the
-// same settings have the same one, however their documents are written. It is
-// stable within a release of Virgate, but not from one release to another.
+// Generation returns a hash of a profile: 12 hexadecimal digits. Profiles with the same settings
+// have the same hash, however their documents are written. It is stable within a release of
+// Virgate, but not across releases.
 func Generation(p sharing.Profile) string {
-	// Go syntax has every field, exported or not, and sorts maps. It would show
-	// the addresses of pointers; a test ensures that a Profile has none.
+	// Go syntax has every field, exported or not, and sorts maps. It would show the addresses of
+	// pointers; a test ensures that a Profile has none.
 	sum := sha256.Sum256(fmt.Appendf(nil, "%#v", p))
 	return hex.EncodeToString(sum[:6])
 }
 
-// DocumentKind says what a document is.
+// DocumentKind is the kind of a document.
 type DocumentKind string
 
 const (
-	// KindProfile is a device-plugin document. An empty document is one.
+	// KindProfile is a device-plugin document. An empty document is a profile.
 	KindProfile DocumentKind = "profile"
 	// KindMIGConfigs is a mig-parted document.
 	KindMIGConfigs DocumentKind = "mig-configs"
@@ -164,9 +183,9 @@ const (
 	KindRules DocumentKind = "rules"
 	// KindConfigMap is the manifest of a Kubernetes ConfigMap.
 	KindConfigMap DocumentKind = "ConfigMap"
-	// KindManifests are several manifests, or one with ConfigMaps or Helm values inside.
+	// KindManifests are several manifests, or one that contains ConfigMaps or Helm values.
 	KindManifests DocumentKind = "manifests"
-	// KindHelmValues are values of a Helm chart with profiles inside.
+	// KindHelmValues are the values of a Helm chart that contain profiles.
 	KindHelmValues DocumentKind = "Helm values"
 )
 
@@ -174,37 +193,42 @@ const (
 type File struct {
 	// Name is the file's name as the caller gave it, or the key of a ConfigMap.
 	Name string
-	// Place is where a document of Entries is, as problems call it: "FILE[data.KEY]".
+	// Place is the place of a document in Entries, as problems name it: "FILE[data.KEY]".
 	Place string
-	// Line is where the key of such a document is.
+	// Line is the line of that document's key.
 	Line int
-	// Kind says which of the other fields has the content.
+	// Kind determines which of the other fields has the content.
 	Kind   DocumentKind
-	Config Config // of a mig-parted document and of a file with Entries, the Notes alone
+	Config Config // of a mig-parted document and of a file with Entries, only the Notes
 	MIG    MIGLayouts
 	Rules  Rules
-	// Entries are the documents of ConfigMaps or of Helm values, by the order of those, then by Name.
+	// Entries are the documents of ConfigMaps or of Helm values, in the order of these, then by
+	// Name.
 	Entries []File
 }
 
-// ParseFile reads a document of any kind. One with the key kind, apiVersion or data is a
-// manifest of Kubernetes, one with mig-configs is mig-parted's, one with documents below
-// config.map or config.data is a Helm chart's, any other is a device-plugin document. Only
-// manifests may be several in a file.
+// ParseFile reads a document of any kind. A document with the key kind, apiVersion or data is a
+// Kubernetes manifest; with mig-configs it is mig-parted's; with documents below config.map or
+// config.data it is a Helm chart's; any other is a device-plugin document. Only manifests may be
+// several in a file.
 //
-// The error is of type Problems and complete. The File then has Name and Kind only.
+// The error is of type Problems and complete. The File then has only Name and Kind.
 func ParseFile(file string, data []byte, overrides Overrides) (File, error) {
 	return ParseKey(file, data, "", overrides)
 }
 
-// ParseKey is ParseFile for a caller that uses one profile of a ConfigMap, the one under key:
-// of other profiles it reads the names alone, so that their problems are none of its own. With
-// an empty key it is ParseFile.
+// ParseKey is ParseFile for a caller that uses only the profile under key in a ConfigMap. It reads
+// only the names of other profiles, so it does not report their problems. With an empty key it is
+// ParseFile.
 func ParseKey(file string, data []byte, key string, overrides Overrides) (File, error) {
 	f := File{Name: file, Kind: KindProfile}
 	var problems Problems
 	source := &source{file: file, problems: &problems}
-	reader := manifestReader{lines: strings.Split(string(data), "\n"), key: key, overrides: overrides}
+	reader := manifestReader{
+		lines:     strings.Split(string(data), "\n"),
+		key:       key,
+		overrides: overrides,
+	}
 	roots, ok := source.openAll(data)
 	switch root := roots[0]; {
 	case !ok:
@@ -221,7 +245,8 @@ func ParseKey(file string, data []byte, key string, overrides Overrides) (File, 
 	case isHelmValues(root):
 		f.Kind, f.Entries = KindHelmValues, reader.readInside(root, true, false)
 		if len(f.Entries) == 0 && len(problems) == 0 {
-			root.problemHere("these are Helm values without a profile, which would be below config.map or devicePlugin.config.data")
+			root.problemHere(
+				"these are Helm values without a profile, which would be below config.map or devicePlugin.config.data")
 		}
 	default:
 		f.Config = readProfile(root, overrides, nil)
@@ -236,7 +261,8 @@ func ParseKey(file string, data []byte, key string, overrides Overrides) (File, 
 	return f, nil
 }
 
-// repeatedKeys notes the keys of profiles that an earlier ConfigMap of the file has.
+// repeatedKeys returns notes about the keys of profiles that an earlier ConfigMap of the file has
+// too.
 func repeatedKeys(file string, entries []File) (notes []Note) {
 	first := make(map[string]int)
 	for _, e := range entries {
@@ -248,21 +274,27 @@ func repeatedKeys(file string, entries []File) (notes []Note) {
 			first[e.Name] = e.Line
 			continue
 		}
-		notes = append(notes, Note{Line: e.Line, Path: e.pathIn(file), Message: fmt.Sprintf("the key is on line %d already, in another ConfigMap: a profile can be chosen by its key only if one ConfigMap of the file has it", line)})
+		notes = append(notes, Note{
+			Line: e.Line,
+			Path: e.pathIn(file),
+			Message: fmt.Sprintf(
+				"the key is on line %d already, in another ConfigMap: a profile can be chosen by its key only if one "+
+					"ConfigMap of the file has it", line),
+		})
 	}
 	return notes
 }
 
-// pathIn is where an entry is in its file: "data.KEY".
+// pathIn returns the path of an entry in its file: "data.KEY".
 func (f File) pathIn(file string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(f.Place, file+"["), "]")
 }
 
-// sharedUnlike notes each resource that one profile of the file shares, and another does not or
-// shares otherwise, under the same name.
+// sharedUnlike returns a note about each resource that one profile of the file shares, and another
+// profile offers under the same name unshared or shared in another way.
 func sharedUnlike(file string, entries []File) (notes []Note) {
 	const elsewhere = "under another name"
-	ways := make([]map[string]string, len(entries)) // How each entry shares what it has under a name.
+	ways := make([]map[string]string, len(entries)) // How each entry shares the units that it offers under a name.
 	names := map[string]bool{}
 	for i, e := range entries {
 		ways[i] = map[string]string{}
@@ -288,16 +320,21 @@ func sharedUnlike(file string, entries []File) (notes []Note) {
 				first, way = e.Name, is
 				continue
 			}
-			notes = append(notes, Note{Line: e.Line, Path: e.pathIn(file), Message: fmt.Sprintf(
-				"%s is %s here and %s in %s: after a change to whole GPUs, or to or from MPS, the scheduler counts the pods of before until they end; with rename, shares have a name of their own",
-				name, is, way, quote(first))})
+			notes = append(notes, Note{
+				Line: e.Line,
+				Path: e.pathIn(file),
+				Message: fmt.Sprintf(
+					"%s is %s here and %s in %s: after a change to whole GPUs, or to or from MPS, the scheduler "+
+						"counts the pods of before until they end; with rename, shares have a name of their own",
+					name, is, way, quote(first)),
+			})
 			break
 		}
 	}
 	return notes
 }
 
-// kindOf looks at the top-level keys, and reports no problems.
+// kindOf determines the kind from the top-level keys. It reports no problems.
 func kindOf(root value) DocumentKind {
 	if root.shape() != shapeMapping {
 		return KindProfile
@@ -319,9 +356,9 @@ func kindOf(root value) DocumentKind {
 	return kind
 }
 
-// Select returns the device-plugin document to run with. In a ConfigMap it is
-// the one under key or, with an empty key, the only one; the error lists the
-// keys to choose from. Other files have no keys, and key must be empty.
+// Select returns the device-plugin document to run with. In a ConfigMap it is the document under
+// key or, with an empty key, the only one; the error lists the keys to choose from. Other files
+// have no keys, and key must be empty.
 func (f File) Select(key string) (Config, error) {
 	switch {
 	case f.Kind == KindMIGConfigs:
@@ -363,20 +400,20 @@ func (f File) choose(key string) (Config, error) {
 	case len(chosen) == 0:
 		return Config{}, fmt.Errorf("no key %s, there is %s", quote(key), strings.Join(keys, ", "))
 	case len(chosen) > 1 && (key != "" || len(keys) == 1):
-		return Config{}, fmt.Errorf("several ConfigMaps have the key %s, on lines %s: leave one of them in the file", cmp.Or(key, keys[0]), strings.Join(lines, " and "))
+		return Config{}, fmt.Errorf("several ConfigMaps have the key %s, on lines %s: leave one of them in the file",
+			cmp.Or(key, keys[0]), strings.Join(lines, " and "))
 	case len(chosen) > 1:
 		return Config{}, fmt.Errorf("several keys hold a profile, choose one of %s", strings.Join(keys, ", "))
 	}
 	return chosen[0], nil
 }
 
-// MIGLayout returns the MIG layout that the file asks for. A non-empty name asks
-// for that layout instead: one of the profile that key chooses (see Select), of
-// a mig-parted document, or a built-in one. mig.manage is then true, because
-// whoever names a layout wants it.
+// MIGLayout returns the MIG layout that the file asks for. A non-empty name asks for another layout
+// instead: one from the profile that key chooses (see Select), from a mig-parted document, or a
+// built-in one. mig.manage is then true, because a caller that names a layout wants it applied.
 //
-// The error says what cannot be chosen, and which layouts there are if the file
-// has several and none was named.
+// The error names what cannot be chosen, and lists the layouts if the file has several and name is
+// empty.
 func (f File) MIGLayout(key, name string) (sharing.MIGConfig, error) {
 	config, err := f.Select(key)
 	if layouts, ok := f.onlyLayouts(); ok {
@@ -384,7 +421,8 @@ func (f File) MIGLayout(key, name string) (sharing.MIGConfig, error) {
 		case key != "":
 			return sharing.MIGConfig{}, fmt.Errorf("select %s from %s: it has no profile", quote(key), f.Name)
 		case name == "":
-			return sharing.MIGConfig{}, fmt.Errorf("%s has layouts, name one of %s", f.Name, strings.Join(layouts.names(), ", "))
+			return sharing.MIGConfig{}, fmt.Errorf("%s has layouts, name one of %s", f.Name,
+				strings.Join(layouts.names(), ", "))
 		}
 		config.Layouts = layouts
 	} else if err != nil || name == "" {
@@ -396,7 +434,7 @@ func (f File) MIGLayout(key, name string) (sharing.MIGConfig, error) {
 	return config.Profile.MIG, err
 }
 
-// onlyLayouts are the layouts of a file without a profile; false with one.
+// onlyLayouts returns the layouts of a file without a profile; false if it has a profile.
 func (f File) onlyLayouts() (MIGLayouts, bool) {
 	if f.Kind == KindMIGConfigs {
 		return f.MIG, true
@@ -411,23 +449,24 @@ func (f File) onlyLayouts() (MIGLayouts, bool) {
 	return layouts, len(layouts) > 0
 }
 
-// manifestReader reads the documents in manifests of Kubernetes and in Helm values:
-// device-plugin documents, each with the overrides, and mig-parted documents. With a key it
-// leaves out the content of other device-plugin documents.
+// manifestReader reads the documents in Kubernetes manifests and in Helm values: device-plugin
+// documents, each with the overrides, and mig-parted documents. With a key it omits the content of
+// other device-plugin documents.
 //
-// Problems and notes call a document "FILE[data.KEY]". They count its lines in
-// the file if it is a literal block ("|") there, otherwise in the document.
+// Problems and notes call a document "FILE[data.KEY]". They count its lines from the start of the
+// file if it is a literal block ("|") there, otherwise from the start of the document.
 type manifestReader struct {
-	// lines are those of the file.
+	// lines are the lines of the file.
 	lines     []string
 	key       string
 	overrides Overrides
-	// strict reads every ConfigMap. Otherwise those without a document for GPUs are passed over,
-	// as the manifests of other programs are.
+	// strict reads every ConfigMap. Otherwise ConfigMaps without a document for GPUs are skipped,
+	// like the manifests of other programs.
 	strict bool
 }
 
-// kind is KindConfigMap for one ConfigMap, and for what should have been one.
+// kind returns KindConfigMap for a single ConfigMap, or for a single manifest that was meant as
+// one.
 func (r manifestReader) kind(roots []value) DocumentKind {
 	if len(roots) == 1 && r.kindKey(roots[0]) != kindList && !isOther(r.kindKey(roots[0])) {
 		return KindConfigMap
@@ -437,7 +476,7 @@ func (r manifestReader) kind(roots []value) DocumentKind {
 
 const kindList = "List"
 
-// kindKey is the manifest's kind; "" if that is missing or no text.
+// kindKey returns the manifest's kind; "" if it is missing or not text.
 func (r manifestReader) kindKey(root value) string {
 	for _, e := range root.pairsQuietly() {
 		if e.key == "kind" && e.value.shape() == shapeText {
@@ -447,17 +486,17 @@ func (r manifestReader) kindKey(root value) string {
 	return ""
 }
 
-// isOther tells whether a manifest is of another kind than those whose content is known.
+// isOther reports whether kind is the kind of a manifest whose content is unknown here.
 func isOther(kind string) bool { return kind != "" && kind != "ConfigMap" && kind != kindList }
 
-// readAll reads the manifests of a file. What has no document inside is passed over, unless
-// nothing else is there.
+// readAll reads the manifests of a file. Manifests that contain no document are skipped, unless the
+// file has nothing else.
 func (r manifestReader) readAll(roots []value) (entries []File) {
 	from := roots[0].source
 	before := len(*from.problems)
 	for i, root := range roots {
 		if root.shape() != shapeMapping || kindOf(root) != KindConfigMap {
-			// A profile, or what should have been one manifest of several.
+			// A profile, or a document that was meant as one of several manifests.
 			root.source.reportSecond(roots[max(i, 1)])
 			return nil
 		}
@@ -466,16 +505,19 @@ func (r manifestReader) readAll(roots []value) (entries []File) {
 	if len(entries) > 0 || len(*from.problems) > before {
 		return entries
 	}
-	if !r.strict { // Perhaps there are documents for GPUs that are hard to recognize.
+	if !r.strict { // There may be documents for GPUs that are hard to recognize.
 		r.strict, from.notes = true, nil
 		return r.readAll(roots)
 	}
 	if kind := r.kindKey(roots[0]); len(roots) > 1 || kind == kindList {
 		roots[0].problemHere("no ConfigMap with a document is in this file")
 	} else if kind == "ClusterPolicy" {
-		roots[0].problemHere("a ClusterPolicy has no profile: it is in the ConfigMap that spec.devicePlugin.config.name names")
+		roots[0].problemHere(
+			"a ClusterPolicy has no profile: it is in the ConfigMap that spec.devicePlugin.config.name names")
 	} else if isOther(kind) {
-		roots[0].problemHere("no profile is in this " + quote(kind) + ": expected a ConfigMap, a List with some, or Helm values with documents below config.map or devicePlugin.config.data")
+		roots[0].problemHere("no profile is in this " + quote(kind) +
+			": expected a ConfigMap, a List with some, or Helm values with documents below config.map or " +
+			"devicePlugin.config.data")
 	}
 	return nil
 }
@@ -500,18 +542,22 @@ func (r manifestReader) readManifest(root value) (entries []File) {
 	return r.readConfigMap(root)
 }
 
-// dataOf is the data of a ConfigMap; absent for none.
+// dataOf returns the data of a ConfigMap; absent if it has none.
 func dataOf(root value) value {
 	for _, e := range root.pairsQuietly() {
 		if e.key == "data" {
 			return e.value
 		}
 	}
-	return value{source: root.source, path: "data", line: root.line}
+	return value{
+		source: root.source,
+		path:   "data",
+		line:   root.line,
+	}
 }
 
-// hasDocuments tells whether a text of the mapping is for GPUs, or would be but for its syntax.
-// If none is, it notes that.
+// hasDocuments reports whether a text of the mapping is a document for GPUs, or would be with
+// correct syntax. If none is, it adds a note.
 func (r manifestReader) hasDocuments(data value) bool {
 	quiet := *data.source
 	quiet.problems = new(Problems)
@@ -534,13 +580,16 @@ func (r manifestReader) hasDocuments(data value) bool {
 	return false
 }
 
-// documentLine is where a profile or mig-parted's document begins.
-var documentLine = regexp.MustCompile(`(?m)(^|[{,])\s*["']?(version["']?: *["']?v[0-9]|(flags|sharing|` + migConfigsKey + `)["']?:)`)
+// documentLine matches the beginning of a profile or of mig-parted's document.
+var documentLine = regexp.MustCompile(`(?m)(^|[{,])\s*["']?(version["']?: *["']?v[0-9]|(flags|sharing|` +
+	migConfigsKey + `)["']?:)`)
 
-// isForGPUs tells whether the root is of mig-parted, or has the version or a section of a profile.
+// isForGPUs reports whether the root is mig-parted's, or has a profile's version or one of its
+// sections.
 func isForGPUs(root value) bool {
 	for _, e := range root.pairsQuietly() {
-		if e.key == migConfigsKey || e.key == "version" && e.value.shape() == shapeText && profileVersion.MatchString(e.value.node.Value) {
+		if e.key == migConfigsKey || e.key == "version" && e.value.shape() == shapeText &&
+			profileVersion.MatchString(e.value.node.Value) {
 			return true
 		}
 		if !slices.Contains(profileKeys, e.key) {
@@ -551,7 +600,8 @@ func isForGPUs(root value) bool {
 			isPart := func(known string) bool {
 				return known == path || strings.HasPrefix(known, path+".") || strings.HasPrefix(known, path+"[")
 			}
-			if slices.ContainsFunc(keyTable.Keys, func(k documentKey) bool { return isPart(k.Path) }) || slices.ContainsFunc(keyTable.Settings, func(s Setting) bool { return isPart(s.Path) }) {
+			if slices.ContainsFunc(keyTable.Keys, func(k documentKey) bool { return isPart(k.Path) }) ||
+				slices.ContainsFunc(keyTable.Settings, func(s Setting) bool { return isPart(s.Path) }) {
 				return true
 			}
 		}
@@ -559,7 +609,7 @@ func isForGPUs(root value) bool {
 	return false
 }
 
-// profileVersion is what a version of profiles looks like.
+// profileVersion matches the version of a profile.
 var profileVersion = regexp.MustCompile(`^v[0-9]+$`)
 
 func (r manifestReader) readConfigMap(root value) []File {
@@ -572,7 +622,7 @@ func (r manifestReader) readConfigMap(root value) []File {
 	}
 	for _, e := range f.field("metadata").pairs() {
 		if e.key == "name" {
-			e.value.text() // Which reports what is no text; nothing else needs the name.
+			e.value.text() // Reports a value that is not text; only this problem is needed here.
 		}
 	}
 	return r.readData(f.field("data"))
@@ -594,15 +644,24 @@ func (r manifestReader) readData(data value) (entries []File) {
 		root, ok := openData(e, r.lines)
 		if r.key != "" && e.key != r.key && (!ok || kindOf(root) != KindMIGConfigs) {
 			*e.value.source.problems = before
-			entries = append(entries, File{Name: e.key, Line: e.line, Kind: KindProfile})
+			entries = append(entries, File{
+				Name: e.key,
+				Line: e.line,
+				Kind: KindProfile,
+			})
 			continue
 		}
 		if !ok {
 			continue
 		}
 		roots[e.key] = root
-		// Whatever else a key looks like, it holds no ConfigMap.
-		entry := File{Name: e.key, Place: root.source.file, Line: e.line, Kind: KindProfile}
+		// A key's text never holds a ConfigMap, whatever it looks like.
+		entry := File{
+			Name:  e.key,
+			Place: root.source.file,
+			Line:  e.line,
+			Kind:  KindProfile,
+		}
 		if kindOf(root) == KindMIGConfigs {
 			entry.Kind, entry.MIG = KindMIGConfigs, readMIGConfigs(root)
 			entry.Config.Notes = root.source.notes
@@ -628,9 +687,16 @@ func (r manifestReader) readData(data value) (entries []File) {
 	slices.Sort(names)
 	for _, e := range rules {
 		if root, ok := openData(e, r.lines); ok {
-			read := File{Name: e.key, Place: root.source.file, Line: e.line, Kind: KindRules, Rules: readRules(root, names, true)}
+			read := File{
+				Name:  e.key,
+				Place: root.source.file,
+				Line:  e.line,
+				Kind:  KindRules,
+				Rules: readRules(root, names, true),
+			}
 			if len(names) == 1 {
-				message := "NVIDIA's config-manager takes this for a second profile, so its fallback single finds none: set a default there"
+				message := "NVIDIA's config-manager takes this for a second profile, so its fallback single finds " +
+					"none: set a default there"
 				read.Config.Notes = []Note{{Line: root.line, Message: message}}
 			}
 			entries = append(entries, read.checkLayouts(entries))
@@ -639,10 +705,12 @@ func (r manifestReader) readData(data value) (entries []File) {
 	return entries
 }
 
-// checkLayouts reports the rules of a file whose profiles, which are among the entries, cannot have the rules' layouts.
+// checkLayouts reports the file's rules whose layouts their profiles cannot have. entries include
+// the profiles.
 func (f File) checkLayouts(entries []File) File {
 	for i, rule := range f.Rules.List {
-		if at := slices.IndexFunc(entries, func(e File) bool { return e.Kind == KindProfile && e.Name == rule.Profile }); at >= 0 {
+		if at := slices.IndexFunc(entries,
+			func(e File) bool { return e.Kind == KindProfile && e.Name == rule.Profile }); at >= 0 {
 			rule.checkLayout(i+1, entries[at].Config)
 		}
 	}
@@ -650,10 +718,10 @@ func (f File) checkLayouts(entries []File) File {
 }
 
 // readInside reads the documents below config.map (the charts of NVIDIA's plugin and of Virgate)
-// and config.data (the GPU Operator's), also in the text of values as k3s's HelmChart and Argo
-// CD's Application have it. All else is left to other programs. top is true at the top of a
-// chart's values, known inside a section of them that is for GPUs. Elsewhere the same keys may be
-// another program's, so their texts are read only if one looks like a document for GPUs.
+// and config.data (the GPU Operator's chart). It also reads them in values given as text, as in
+// k3s's HelmChart and Argo CD's Application. Everything else belongs to other programs. top is true
+// at the top of a chart's values, known inside a section for GPUs. Elsewhere another program may
+// use the same keys, so their texts are read only if one looks like a document for GPUs.
 func (r manifestReader) readInside(v value, top, known bool) (entries []File) {
 	for _, item := range v.itemsQuietly() {
 		entries = append(entries, r.readInside(item, false, known)...)
@@ -663,7 +731,8 @@ func (r manifestReader) readInside(v value, top, known bool) (entries []File) {
 		switch shape := e.value.shape(); {
 		case e.key == "config" && shape == shapeMapping:
 			for _, inner := range e.value.pairsQuietly() {
-				if inner.value.shape() == shapeMapping && (inner.key == "map" || inner.key == "data") && (top || known || r.hasDocuments(inner.value)) {
+				if inner.value.shape() == shapeMapping && (inner.key == "map" || inner.key == "data") &&
+					(top || known || r.hasDocuments(inner.value)) {
 					entries = append(entries, r.readData(inner.value)...)
 				}
 			}
@@ -677,8 +746,9 @@ func (r manifestReader) readInside(v value, top, known bool) (entries []File) {
 	return entries
 }
 
-// readChartRules reads config.rules of this chart's values, which can name the profiles of config.map among the entries
-// and, without that, the chart's own, which are not known here.
+// readChartRules reads config.rules of this chart's values. The rules can name the profiles of
+// config.map among the entries. Without config.map they name the chart's own profiles, which are
+// not known here.
 func readChartRules(config value, entries []File) []File {
 	var rules, spread, profiles value
 	for _, e := range config.pairsQuietly() {
@@ -697,7 +767,12 @@ func readChartRules(config value, entries []File) []File {
 	if rules.source == nil || !slices.ContainsFunc(rules.itemsQuietly(), isRule) {
 		return nil
 	}
-	read := File{Name: rulesKey, Place: rules.source.file, Line: rules.line, Kind: KindRules}
+	read := File{
+		Name:  rulesKey,
+		Place: rules.source.file,
+		Line:  rules.line,
+		Kind:  KindRules,
+	}
 	var names []string
 	for _, e := range profiles.pairsQuietly() {
 		if !slices.ContainsFunc(entries, func(f File) bool { return f.Kind == KindMIGConfigs && f.Name == e.key }) {
@@ -712,8 +787,8 @@ func readChartRules(config value, entries []File) []File {
 	return []File{read.checkLayouts(entries)}
 }
 
-// readValues reads the documents in a chart's values that are text. What is no YAML is reported
-// only if it looks like such values.
+// readValues reads the documents in a chart's values that are given as text. Invalid YAML is
+// reported only if it looks like such values.
 func (r manifestReader) readValues(e entry) []File {
 	before := *e.value.source.problems
 	root, ok := openData(e, r.lines)
@@ -728,13 +803,13 @@ func (r manifestReader) readValues(e entry) []File {
 	return entries
 }
 
-// gpuSections are those of the GPU Operator's values that have documents.
+// gpuSections are the sections of the GPU Operator's values that have documents.
 var gpuSections = []string{"devicePlugin", "migManager"}
 
 var valuesLine = regexp.MustCompile(`(?m)^\s*(config|devicePlugin|migManager):`)
 
-// isHelmValues tells whether the root has a key of a Helm chart that no profile has, and none that
-// only profiles have. The charts have resources, mig and dra, too.
+// isHelmValues reports whether the root has a key of a Helm chart that no profile has, and no key
+// that only profiles have. Charts have the keys resources, mig and dra too.
 func isHelmValues(root value) bool {
 	for _, e := range root.pairsQuietly() {
 		if slices.Contains(profileKeys, e.key) && !slices.Contains([]string{"resources", "mig", "dra"}, e.key) {
@@ -758,8 +833,8 @@ func hasChartKey(root value) bool {
 
 var dataKey = regexp.MustCompile(`^[-._a-zA-Z0-9]+$`)
 
-// openData opens the document under a key. It refuses the keys and values that
-// the API server refuses (Kubernetes, apimachinery validation.IsConfigMapKey).
+// openData opens the document under a key. It refuses the keys and values that the API server
+// refuses (Kubernetes, apimachinery validation.IsConfigMapKey).
 func openData(e entry, manifest []string) (value, bool) {
 	if len(e.key) > 253 || !dataKey.MatchString(e.key) || e.key == "." || strings.HasPrefix(e.key, "..") {
 		e.problem("a ConfigMap's key has letters, digits, '-', '_' and '.' only")
@@ -778,8 +853,8 @@ func openData(e entry, manifest []string) (value, bool) {
 	return inner.open([]byte(text))
 }
 
-// literalOffset is the number of lines of the manifest before the text, if the
-// text is written there line by line; 0 if not, as for quoted text.
+// literalOffset returns the number of lines of the manifest before the text, if the text is written
+// there line by line; otherwise 0, as for quoted text.
 func literalOffset(v value, text string, manifest []string) int {
 	for i, line := range strings.Split(strings.TrimRight(text, "\n"), "\n") {
 		at := v.line + i

@@ -12,14 +12,15 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// A profile may have times that a person waits for, and temperatures that a GPU can have.
+// The limits of a profile: times that a person would wait for, and temperatures that a GPU can
+// have.
 const (
 	shortestQuiet      = time.Second
 	longestQuiet       = 24 * time.Hour
 	highestTemperature = 150
 )
 
-// readHealth applies to the defaults the section health, then NVIDIA's variables.
+// readHealth applies the section health, and then NVIDIA's variables, to the defaults.
 func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	rules := sharing.DefaultHealthRules()
 	f := v.mapping(keysOf("health")...)
@@ -43,9 +44,10 @@ func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	}
 	rules.DoubleBitECC = readAction(f.field("ecc"), rules.DoubleBitECC)
 	rules.RowRemap, _ = f.field("rowRemap").boolean()
-	rules.IgnoreFabric = choice(f.field("fabric"), sharing.FatalError, sharing.IgnoreError, sharing.FatalError) == sharing.IgnoreError
+	rules.IgnoreFabric = choice(f.field("fabric"), sharing.FatalError, sharing.IgnoreError,
+		sharing.FatalError) == sharing.IgnoreError
 	rules.QuietTime = readQuietTime(f.field("quietTime"), rules.QuietTime)
-	// A quiet time above the default maximum raises it, if the document does not set it.
+	// A quiet time above the default maximum raises the maximum, unless the document sets it.
 	longest := f.field("maxQuietTime")
 	rules.MaxQuietTime = readQuietTime(longest, max(rules.MaxQuietTime, rules.QuietTime))
 	if rules.MaxQuietTime < rules.QuietTime {
@@ -92,14 +94,15 @@ const (
 	pathEnableChecks  = "health.enable"
 )
 
-// applyHealthCheckVariables lets the variables win over the document, and
-// enabling over disabling, as in NVIDIA's plugin (k8s-device-plugin v0.20,
-// internal/rm/health.go). Enabling an XID that is ignored gives it its default
-// meaning or, if it is ignored by default, makes it suspect.
+// applyHealthCheckVariables applies the variables, which override the document. Enabling overrides
+// disabling, as in NVIDIA's plugin (k8s-device-plugin v0.20, internal/rm/health.go). Enabling an
+// ignored XID restores its default action or, if it is ignored by default, makes it suspect.
 func applyHealthCheckVariables(from *source, overrides Overrides, rules *sharing.HealthRules) {
 	all, codes := readXIDList(from, pathDisableChecks, overrides, rules.XIDs)
 	if all {
-		rules.OtherXIDs, rules.DoubleBitECC, rules.RowRemap = sharing.IgnoreError, sharing.IgnoreError, false
+		rules.OtherXIDs = sharing.IgnoreError
+		rules.DoubleBitECC = sharing.IgnoreError
+		rules.RowRemap = false
 	}
 	for _, code := range codes {
 		rules.XIDs[code] = sharing.IgnoreError
@@ -128,9 +131,14 @@ func applyHealthCheckVariables(from *source, overrides Overrides, rules *sharing
 	}
 }
 
-// readXIDList reads a variable: all, which are those known and all others, or some XIDs. What
-// it cannot read is noted, and the rest obeyed, as in NVIDIA's plugin.
-func readXIDList(from *source, path string, overrides Overrides, known map[uint64]sharing.ErrorAction) (all bool, codes []uint64) {
+// readXIDList reads a variable: either all, for the known XIDs and all others, or a list of XIDs.
+// It adds a note about items that it cannot read and applies the others, as NVIDIA's plugin does.
+func readXIDList(
+	from *source,
+	path string,
+	overrides Overrides,
+	known map[uint64]sharing.ErrorAction,
+) (all bool, codes []uint64) {
 	override := overrides[path]
 	for item := range strings.SplitSeq(strings.ToLower(override.Value), ",") {
 		switch item = strings.TrimSpace(item); item {
@@ -140,7 +148,8 @@ func readXIDList(from *source, path string, overrides Overrides, known map[uint6
 		default:
 			code, err := strconv.ParseUint(item, 10, 64)
 			if err != nil || code == 0 {
-				message := override.Source + ": " + quote(item) + " is ignored: expected all, xids or the number of an XID"
+				message := override.Source + ": " + quote(item) +
+					" is ignored: expected all, xids or the number of an XID"
 				from.notes = append(from.notes, Note{Path: "health.xids", Message: message})
 				continue
 			}

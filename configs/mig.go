@@ -15,21 +15,20 @@ type MIGLayouts []MIGLayout
 // MIGLayout is one named layout.
 type MIGLayout struct {
 	Name string
-	// Blocks are applied in this order, each to the GPUs that it chooses. There
-	// is at least one; only in Config.Layouts may there be none, for a name under
-	// which several documents have different layouts.
+	// Blocks are applied in this order, each to the GPUs that it chooses. There is at least one,
+	// except in Config.Layouts for a name under which several documents have different layouts.
 	Blocks []sharing.LayoutBlock
 }
 
-// ErrMIGLayout says that the MIG layout of a certain name cannot be used.
+// ErrMIGLayout means that a named MIG layout cannot be used.
 var ErrMIGLayout = errors.New("MIG layout")
 
-// SelectMIG returns the Config with the MIG layout that the node's label
-// nvidia.com/mig.config names in place of the document's. An empty name changes nothing,
-// and neither does any name without mig.manage: true.
+// SelectMIG returns the Config with the MIG layout that the node's label nvidia.com/mig.config
+// names, instead of the document's. It changes nothing if the name is empty or the document lacks
+// mig.manage: true.
 //
-// The error is ErrMIGLayout, and says which layouts there are if none has this name. The
-// Config is unchanged then.
+// The error is ErrMIGLayout, and lists the layouts if none has this name. The Config is then
+// unchanged.
 func (c Config) SelectMIG(name string) (Config, error) {
 	if name == "" || !c.Profile.MIG.Manage {
 		return c, nil
@@ -43,15 +42,16 @@ func (c Config) SelectMIG(name string) (Config, error) {
 }
 
 // CheckOffered returns an error, ErrMIGLayout, if all GPUs would be divided and then not be
-// offered at all, because the MIG strategy offers no partition. A layout that leaves GPUs
-// whole does not do so: they are offered, and the plan warns of the others. Whether one for some
-// models does so depends on the node: see CheckNode. Parse accepts such a document, because what
-// is at fault may be a flag, and a profile that is in force stays so.
+// offered, because the MIG strategy offers no partitions. A layout that leaves some GPUs whole is
+// no error: they are offered, and the plan warns about the others. For a layout that depends on GPU
+// models, the result depends on the node: see CheckNode. Parse accepts such a document, because a
+// flag may be the cause, and a profile that is in force must stay in force.
 func (c Config) CheckOffered() error {
 	wanted := c.Profile.MIG
 	divides := wanted.Name != "" && wanted.Name != "all-disabled"
 	if wanted.Blocks != nil {
-		divides = slices.ContainsFunc(wanted.Blocks, func(b sharing.LayoutBlock) bool { return b.All && len(b.Filters) == 0 }) &&
+		divides = slices.ContainsFunc(wanted.Blocks,
+			func(b sharing.LayoutBlock) bool { return b.All && len(b.Filters) == 0 }) &&
 			!slices.ContainsFunc(wanted.Blocks, func(b sharing.LayoutBlock) bool { return !b.Layout.MIG })
 	}
 	if !wanted.Manage || !divides || c.Profile.MIGStrategy != sharing.MIGNone {
@@ -61,10 +61,12 @@ func (c Config) CheckOffered() error {
 }
 
 func notOffered(layout string) error {
-	return fmt.Errorf("mig.config: %w %s: GPUs with MIG are not offered with %s none, the default: choose mixed or single", ErrMIGLayout, quote(layout), pathMIGStrategy)
+	return fmt.Errorf(
+		"mig.config: %w %s: GPUs with MIG are not offered with %s none, the default: choose mixed or single",
+		ErrMIGLayout, quote(layout), pathMIGStrategy)
 }
 
-// readMIG reads the section mig. It returns its layouts, and then those from elsewhere,
+// readMIG reads the section mig. It returns the section's layouts followed by those from elsewhere,
 // and which of them a label may choose.
 func readMIG(v value, elsewhere MIGLayouts) (sharing.MIGConfig, MIGLayouts, []string) {
 	f := v.mapping(keysOf("mig")...)
@@ -102,8 +104,8 @@ func readMIG(v value, elsewhere MIGLayouts) (sharing.MIGConfig, MIGLayouts, []st
 }
 
 // resolve finds the layout with the name. A built-in layout has no blocks. The profile's own
-// layouts come first, then those from elsewhere, then the built-in ones. Whether a GPU can have
-// the layout is for its driver to say, on the node.
+// layouts come first, then the ones from elsewhere, then the built-in ones. Whether a GPU can have
+// the layout is decided on the node, by its driver.
 func (c MIGLayouts) resolve(name string) ([]sharing.LayoutBlock, error) {
 	found := slices.IndexFunc(c, func(l MIGLayout) bool { return l.Name == name })
 	switch {
@@ -115,9 +117,11 @@ func (c MIGLayouts) resolve(name string) ([]sharing.LayoutBlock, error) {
 	return c[found].Blocks, nil
 }
 
-// readName reads the name of a layout. It notes a built-in one for a profile that may be misspelt.
+// readName reads the name of a layout. It adds a note about a built-in layout whose profile may be
+// misspelt.
 func (c MIGLayouts) readName(v value) (name string, blocks []sharing.LayoutBlock, ok bool) {
-	if name, ok = v.text(); !ok {
+	name, ok = v.text()
+	if !ok {
 		return "", nil, false
 	}
 	blocks, err := c.resolve(name)
@@ -133,10 +137,10 @@ func (c MIGLayouts) readName(v value) (name string, blocks []sharing.LayoutBlock
 	return name, blocks, true
 }
 
-// doubt is a message about the first of the block's partitions that no GPU which it can choose is
-// known to have, and the index of these; a negative one for all of them together. It is empty
-// where the block can choose a GPU of an unknown model. Only a driver knows what its GPU can have,
-// so this is a hint at a mistake, and no more.
+// doubt returns a message about the first of the block's partitions that no GPU the block can
+// choose is known to support, and their index; a negative index means all of them together. The
+// message is empty if the block can choose a GPU of an unknown model. Only a driver knows which
+// partitions its GPU can have, so this is only a hint at a mistake.
 func doubt(block sharing.LayoutBlock) (at int, message string) {
 	gpus := mig.KnownGeometries()
 	if len(block.Filters) > 0 {
@@ -155,7 +159,8 @@ func doubt(block sharing.LayoutBlock) (at int, message string) {
 			return err == nil
 		})
 	}
-	const unknown = "no GPU model that Virgate knows and this block chooses can have %s; the driver of each node decides"
+	const unknown = "no GPU model that Virgate knows and this block chooses can have %s; the driver of each " +
+		"node decides"
 	for n, c := range block.Layout.Partitions {
 		if !possible(c) {
 			return n, fmt.Sprintf(unknown, mig.Layout{MIG: true, Partitions: []mig.PartitionCount{c}})
@@ -167,7 +172,7 @@ func doubt(block sharing.LayoutBlock) (at int, message string) {
 	return -1, ""
 }
 
-// checkBuiltIn returns an error if this is not the name of a built-in layout, for some profile.
+// checkBuiltIn returns an error if no built-in layout, with any profile, has this name.
 func (c MIGLayouts) checkBuiltIn(name string) error {
 	if _, err := mig.NamedLayout(name, mig.KnownGeometries()[0]); err == nil || errors.Is(err, mig.ErrUnknownProfile) {
 		return nil
@@ -179,8 +184,8 @@ func (c MIGLayouts) checkBuiltIn(name string) error {
 	return errors.New("no layout has this name; all-disabled, all-enabled, all-balanced and all-<profile> are built in")
 }
 
-// merge adds the layouts of another document. A name that both documents have,
-// with different layouts, stays without blocks, because either could be meant.
+// merge adds the layouts of another document. If both documents have different layouts under one
+// name, the name has no blocks in the result, because either layout could be meant.
 func (c MIGLayouts) merge(more MIGLayouts) MIGLayouts {
 	all := slices.Clone(c)
 	for _, layout := range more {

@@ -14,17 +14,16 @@ import (
 
 const migConfigsKey = "mig-configs"
 
-// ParseMIGConfigs reads mig-parted's "version: v1, mig-configs:" document
-// (mig-parted v0.15, api/spec/v1/spec.go), in YAML or JSON. It does not check
-// that some GPU can have the layouts. The name of the file is used in messages
-// only.
+// ParseMIGConfigs reads mig-parted's "version: v1, mig-configs:" document (mig-parted v0.15,
+// api/spec/v1/spec.go), in YAML or JSON. It does not check that any GPU can have the layouts. The
+// name of the file is used only in messages.
 //
 // The error is of type Problems and complete; the result is then nil.
 func ParseMIGConfigs(file string, data []byte) (MIGLayouts, error) {
 	return parseDocument(file, data, readMIGConfigs)
 }
 
-// readMIGConfigs reads a mig-parted document; unlike another, it must have a version.
+// readMIGConfigs reads a mig-parted document. Unlike other documents, it must have a version.
 func readMIGConfigs(root value) MIGLayouts {
 	document := root.mapping("version", migConfigsKey)
 	document.required("version").oneOf(versionV1)
@@ -87,10 +86,11 @@ func readLayoutBlock(v value, keys []string) sharing.LayoutBlock {
 	return block
 }
 
-// readDeviceFilters reads one filter or a list; none, also "", is for all GPUs.
+// readDeviceFilters reads one filter or a list; none or "" means all GPUs.
 func readDeviceFilters(v value) []sharing.GPUFilter {
 	items, _ := v.texts()
-	if !slices.ContainsFunc(items, func(item value) bool { return item.shape() != shapeText || item.node.Value != "" }) {
+	if !slices.ContainsFunc(items,
+		func(item value) bool { return item.shape() != shapeText || item.node.Value != "" }) {
 		return nil
 	}
 	var filters []sharing.GPUFilter
@@ -109,11 +109,12 @@ func readDeviceFilters(v value) []sharing.GPUFilter {
 	return filters
 }
 
-// parseDeviceFilter reads what sharing.GPUFilter.String writes, in either case. A filter
-// that cannot be read is an error here; for mig-parted it matches nothing.
+// parseDeviceFilter reads the text of sharing.GPUFilter.String, in upper or lower case. An invalid
+// filter is an error here; for mig-parted it matches nothing.
 func parseDeviceFilter(s string) (filter sharing.GPUFilter, ok bool) {
 	id, subsystem, qualified := strings.Cut(s, ":")
-	if filter.Device, ok = parsePCIPair(id); ok && qualified {
+	filter.Device, ok = parsePCIPair(id)
+	if ok && qualified {
 		filter.Subsystem, ok = parsePCIPair(subsystem)
 	}
 	if !ok {
@@ -162,14 +163,14 @@ func readGPUs(v value) (all bool, indexes []int) {
 	return all, nil
 }
 
-// partitionCount is what a layout has of a profile, and where.
+// partitionCount is a layout's number of partitions of a profile, with the line.
 type partitionCount struct {
 	mig.PartitionCount
 	entry
 }
 
-// readPartitions reads a mapping from profiles to counts. A profile with a count of 0 is
-// left out. That every count is 0 is a problem: it is probably a mistake.
+// readPartitions reads a mapping from profiles to counts. It omits profiles with a count of 0. If
+// every count is 0, it reports a problem, because that is probably a mistake.
 func readPartitions(v value) []partitionCount {
 	pairs := v.pairs()
 	lines := make(map[mig.Profile]int)
@@ -200,9 +201,9 @@ func readPartitions(v value) []partitionCount {
 	return partitions
 }
 
-// FormatMIGConfigs writes the layouts as a mig-parted document, from which
-// ParseMIGConfigs reads the same layouts. It returns an error if there are none,
-// because such a document would not be valid.
+// FormatMIGConfigs returns the layouts as a mig-parted document, which ParseMIGConfigs reads back
+// as the same layouts. It returns an error if there are none, because such a document would be
+// invalid.
 func FormatMIGConfigs(layouts MIGLayouts) (string, error) {
 	if len(layouts) == 0 {
 		return "", errors.New("there is no MIG layout to write")
@@ -225,7 +226,8 @@ func formatBlock(b *strings.Builder, block sharing.LayoutBlock) {
 		indent = "    "
 	}
 	if len(block.Filters) > 0 {
-		line("device-filter: [%s]", joined(block.Filters, func(f sharing.GPUFilter) string { return strconv.Quote(f.String()) }))
+		line("device-filter: [%s]", joined(block.Filters,
+			func(f sharing.GPUFilter) string { return strconv.Quote(f.String()) }))
 	}
 	if block.All {
 		line("devices: all")

@@ -11,8 +11,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// readNames reads the section resources. The names of GPUs always end with
-// nvidia.com/gpu, for whatever no other pattern matches.
+// readNames reads the section resources. The names of GPUs always end with nvidia.com/gpu, for GPUs
+// that match no other pattern.
 func readNames(v value) (gpus, partitions []sharing.NamingRule) {
 	section := v.mapping(keysOf("resources")...)
 	gpus = readNamingRules(section.field("gpus"), keysOf("resources.gpus[]"))
@@ -27,7 +27,8 @@ func readNames(v value) (gpus, partitions []sharing.NamingRule) {
 func readNamingRules(v value, keys []string) []sharing.NamingRule {
 	items, _ := v.items()
 	var rules []sharing.NamingRule
-	// seen has the lines of the patterns so far, matchesAll the line of one for everything.
+	// seen has the lines of the patterns so far, matchesAll the line of a pattern that matches
+	// everything.
 	seen, matchesAll := make(map[string]int), 0
 	for _, item := range items {
 		if item.shape() != shapeMapping {
@@ -53,7 +54,7 @@ func readNamingRules(v value, keys []string) []sharing.NamingRule {
 		if all {
 			matchesAll = item.line
 		}
-		// NVIDIA's plugin calls everything nvidia.com/gpu by itself.
+		// NVIDIA's plugin calls everything nvidia.com/gpu anyway.
 		if name != gpuResource || !all {
 			item.note("named here; NVIDIA's plugin reads resources and ignores it")
 		}
@@ -63,8 +64,8 @@ func readNamingRules(v value, keys []string) []sharing.NamingRule {
 	return rules
 }
 
-// readResourceName reads a name, and reports one that the kubelet would refuse.
-// It returns false for an absent name, too.
+// readResourceName reads a name and reports a name that the kubelet would refuse. It also returns
+// false for an absent name.
 func readResourceName(v value) (string, bool) {
 	text, ok := v.text()
 	if !ok {
@@ -73,7 +74,7 @@ func readResourceName(v value) (string, bool) {
 	name, err := parseResourceName(text)
 	if err != nil {
 		message := err.Error()
-		// A profile's name has "+" where its resource's has ".".
+		// A resource's name has "." where its MIG profile's name has "+".
 		if dotted, err := parseResourceName(strings.ReplaceAll(text, "+", ".")); err == nil && namesPartition(dotted) {
 			message += didYouMean(dotted)
 		}
@@ -84,26 +85,25 @@ func readResourceName(v value) (string, bool) {
 }
 
 const (
-	// resourceDomain is the domain of a name without one, as in NVIDIA's plugin
+	// resourceDomain is the domain of a name without a domain, as in NVIDIA's plugin
 	// (api/config/v1/resources.go).
 	resourceDomain = "nvidia.com/"
 	gpuResource    = resourceDomain + "gpu"
 	migResource    = resourceDomain + "mig-"
-	// sharedSuffix is what renameByDefault appends.
+	// sharedSuffix is appended by renameByDefault.
 	sharedSuffix = ".shared"
-	// resourceNameBytes is how long NVIDIA's plugin lets a name with its domain be. The kubelet
-	// allows 63 after the slash, but names are label values, too, which have 63 at most.
+	// resourceNameBytes is the longest name with its domain in NVIDIA's plugin. The kubelet allows
+	// 63 bytes after the slash, but names are also label values, which have at most 63.
 	resourceNameBytes = 63
 )
 
-// parseResourceName returns the name with its domain. It refuses what the
-// kubelet refuses at registration (Kubernetes 1.36,
-// pkg/apis/core/v1/helper/helpers.go, IsExtendedResourceName):
+// parseResourceName returns the name with its domain. It refuses what the kubelet refuses at
+// registration (Kubernetes 1.36, pkg/apis/core/v1/helper/helpers.go, IsExtendedResourceName):
 //
 //	resource name = [ domain "/" ] name
 //
-// The domain consists of lower-case DNS labels. The name consists of letters,
-// digits, '-', '_' and '.', and begins and ends with a letter or a digit.
+// The domain consists of lower-case DNS labels. The name consists of letters, digits, '-', '_' and
+// '.', and begins and ends with a letter or a digit.
 func parseResourceName(s string) (string, error) {
 	if s == "" {
 		return "", errors.New("expected a resource name")
@@ -115,20 +115,25 @@ func parseResourceName(s string) (string, error) {
 	domain, name, _ := strings.Cut(full, "/")
 	switch {
 	case len(full) > resourceNameBytes:
-		return "", fmt.Errorf("a resource name has at most %d characters, this one has %d with its domain", resourceNameBytes, len(full))
+		return "", fmt.Errorf("a resource name has at most %d characters, this one has %d with its domain",
+			resourceNameBytes, len(full))
 	case strings.Contains(full, "kubernetes.io/"):
 		return "", errors.New("the domain kubernetes.io is the kubelet's own")
 	case strings.HasPrefix(full, "requests."):
 		return "", errors.New(`a resource name cannot begin with "requests.", which resource quotas use`)
 	case !domainForm.MatchString(domain):
-		return "", fmt.Errorf("the part before the slash must be a lower-case domain such as %s", strings.TrimSuffix(resourceDomain, "/"))
+		return "", fmt.Errorf("the part before the slash must be a lower-case domain such as %s",
+			strings.TrimSuffix(resourceDomain, "/"))
 	case !nameForm.MatchString(name):
-		return "", errors.New("the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at both ends")
+		return "",
+			errors.New(
+				"the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at " +
+					"both ends")
 	}
 	return full, nil
 }
 
-// domainLabel is a label of a domain. This and the forms below are those of Kubernetes
+// domainLabel is the form of a label in a domain. This and the forms below come from Kubernetes
 // (apimachinery, util/validation).
 const domainLabel = `[a-z0-9]([-a-z0-9]*[a-z0-9])?`
 
@@ -137,7 +142,7 @@ var (
 	nameForm   = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
 )
 
-// namesPartition says that the name is a partition's default name, such as
+// namesPartition reports whether the name is a partition's default name, such as
 // nvidia.com/mig-1g.5gb or nvidia.com/mig-1g.5gb.me.
 func namesPartition(name string) bool {
 	written, ok := strings.CutPrefix(name, migResource)
@@ -170,8 +175,8 @@ func readExclude(v value) []sharing.Selector {
 
 const expectedDevices = "expected all, a number of devices, or a list of indexes and UUIDs"
 
-// readSelection reads devices: all, a count, or a list of selectors; false if it cannot.
-// seen has the lines of the selectors in earlier entries for the same resource.
+// readSelection reads devices: all, a count, or a list of selectors; false if it is invalid. seen
+// has the lines of the selectors in earlier entries for the same resource.
 func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, bool) {
 	if v.node == nil {
 		return sharing.Selection{}, true
@@ -183,7 +188,8 @@ func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, b
 			v.problem("selects nothing: " + expectedDevices)
 		}
 		v.note("only these devices are shared; NVIDIA's plugin takes all")
-		return sharing.Selection{List: readSelectors(items, seen, func(item value) (sharing.Selector, bool) { return readSelector(item, "") })}, true
+		return sharing.Selection{List: readSelectors(items, seen,
+			func(item value) (sharing.Selector, bool) { return readSelector(item, "") })}, true
 	case shapeNumber:
 		count, ok := v.number()
 		if ok && count < 1 {
@@ -197,24 +203,32 @@ func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, b
 			return sharing.Selection{}, true
 		}
 	}
-	// An empty "devices:" is a problem, too: more likely a lost list than a way to say all.
+	// An empty "devices:" is a problem too: it is more likely a lost list than a way to select all.
 	v.problem(expectedDevices)
 	return sharing.Selection{}, false
 }
 
-// readSelector reads one of ParseSelector; others says what else there could be.
+// readSelector reads a selector of ParseSelector. others is the end of the message, with the other
+// forms allowed.
 func readSelector(item value, others string) (sharing.Selector, bool) {
 	selector, err := sharing.ParseSelector(item.node.Value)
 	// A GPU index may be written as a number.
 	if shape := item.shape(); err != nil || shape != shapeText && shape != shapeNumber {
-		item.problem("expected a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)" + others)
+		item.problem(
+			"expected a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)" +
+				others)
 		return sharing.Selector{}, false
 	}
 	return selector, true
 }
 
-// readSelectors reads selectors. It reports those in seen, and adds the others with lines.
-func readSelectors(items []value, seen map[sharing.Selector]int, read func(value) (sharing.Selector, bool)) []sharing.Selector {
+// readSelectors reads selectors. It reports selectors that are already in seen, and adds the others
+// to seen with their lines.
+func readSelectors(
+	items []value,
+	seen map[sharing.Selector]int,
+	read func(value) (sharing.Selector, bool),
+) []sharing.Selector {
 	selectors := make([]sharing.Selector, 0, len(items))
 	for _, item := range items {
 		selector, ok := read(item)
@@ -231,7 +245,7 @@ func readSelectors(items []value, seen map[sharing.Selector]int, read func(value
 	return selectors
 }
 
-// noteEviction notes a resource whose pods the GPU Operator does not evict.
+// noteEviction adds a note about a resource whose pods the GPU Operator does not evict.
 func noteEviction(v value, name string) {
 	if name != "" && !sharing.OperatorEvicts(name) {
 		v.note(sharing.NotEvicted)

@@ -10,34 +10,34 @@ import (
 )
 
 const (
-	// problemsShown bounds the text of an error, which ends up in logs and
-	// events. The Problems themselves are complete.
+	// problemsShown limits the text of an error, which ends up in logs and events. The Problems
+	// themselves are complete.
 	problemsShown = 100
 	// valueShown is how many bytes of a value a message quotes.
 	valueShown = 60
 )
 
-// Required is the Message about a key that is missing.
+// Required is the Message about a missing key.
 const Required = "is required"
 
-// Problem is one thing that is wrong with a document or an override.
+// Problem is one mistake in a document or an override.
 type Problem struct {
-	// File is the file's name as the caller gave it, "FILE[data.KEY]" for a
-	// document in a ConfigMap, or the flag or variable of an override.
+	// File is the file's name as the caller gave it, "FILE[data.KEY]" for a document in a
+	// ConfigMap, or the flag or variable of an override.
 	File string
 	// Line is counted from 1; 0 for an override.
 	Line int
-	// Path is the key's place, for example
-	// "sharing.timeSlicing.resources[1].replicas"; empty for the whole document.
+	// Path is the path of the key, for example "sharing.timeSlicing.resources[1].replicas"; empty
+	// for the whole document.
 	Path string
-	// Value is the offending value, safe to print on a terminal: text is quoted,
-	// control characters are escaped, long values are cut. It is empty if there
-	// is no value, or if the message does not need it.
+	// Value is the invalid value, safe to print on a terminal: text is quoted, control characters
+	// are escaped, long values are truncated. It is empty if there is no value, or if the message
+	// does not need it.
 	Value   string
 	Message string
 }
 
-// Error is "FILE:LINE: PATH: MESSAGE (got VALUE)", without empty parts.
+// Error returns "FILE:LINE: PATH: MESSAGE (got VALUE)", without empty parts.
 func (p Problem) Error() string {
 	var b strings.Builder
 	b.WriteString(p.File)
@@ -50,7 +50,7 @@ func (p Problem) Error() string {
 	return b.String() + ": " + p.Reason()
 }
 
-// Reason is the Error without the place.
+// Reason returns Error without the place.
 func (p Problem) Reason() string {
 	if p.Value == "" {
 		return p.Message
@@ -58,10 +58,10 @@ func (p Problem) Reason() string {
 	return p.Message + " (got " + p.Value + ")"
 }
 
-// Problems is everything that is wrong, sorted by file and line.
+// Problems are all problems, sorted by file and line.
 type Problems []Problem
 
-// Error has one line for each problem, up to a hundred, then the number of the others.
+// Error returns one line for each problem, up to a hundred, then the number of further problems.
 func (p Problems) Error() string {
 	var lines []string
 	for _, problem := range p[:min(len(p), problemsShown)] {
@@ -73,8 +73,8 @@ func (p Problems) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// err returns the problems sorted, or nil if there are none. A wrong override
-// is found once for each document of a ConfigMap, so duplicates are removed.
+// err returns the problems sorted, or nil if there are none. A wrong override is found once for
+// each document of a ConfigMap, so duplicates are removed.
 func (p Problems) err() error {
 	if len(p) == 0 {
 		return nil
@@ -90,7 +90,7 @@ func (p Problems) err() error {
 	})
 }
 
-// quote makes text safe to print: quoted, and cut after a whole character if it is long.
+// quote makes text safe to print: quoted and, if it is long, truncated after a whole character.
 func quote(text string) string {
 	if len(text) <= valueShown {
 		return strconv.Quote(text)
@@ -102,7 +102,7 @@ func quote(text string) string {
 	return strconv.Quote(text[:end]) + "…"
 }
 
-// alternatives writes "a, b or c".
+// alternatives returns "a, b or c".
 func alternatives(choices []string) string {
 	if len(choices) < 2 {
 		return strings.Join(choices, "")
@@ -111,7 +111,7 @@ func alternatives(choices []string) string {
 	return strings.Join(choices[:last], ", ") + " or " + choices[last]
 }
 
-// didYouMean is the end of a message that proposes what is near; nothing for nothing.
+// didYouMean returns the end of a message that proposes near; "" if near is empty.
 func didYouMean(near string) string {
 	if near == "" {
 		return ""
@@ -119,11 +119,11 @@ func didYouMean(near string) string {
 	return ", did you mean " + near + "?"
 }
 
-// candidatesTried is the number of candidates beyond which Nearest does not try.
+// candidatesTried limits Nearest: with more candidates, it finds none.
 const candidatesTried = 100
 
-// Nearest returns the candidate that s is most likely a misspelling of, the
-// first of several that are equally near, "" if none is near.
+// Nearest returns the candidate that s is most likely a misspelling of: the first of several that
+// are equally near, or "" if none is near.
 func Nearest(s string, candidates []string) string {
 	// The distance takes quadratic time, and a document can have many keys.
 	if len(s) > valueShown || len(candidates) > candidatesTried {
@@ -139,7 +139,7 @@ func Nearest(s string, candidates []string) string {
 	return best
 }
 
-// distance is the Levenshtein distance of a and b, in bytes.
+// distance returns the Levenshtein distance of a and b, in bytes.
 func distance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -16,13 +16,15 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// RulesName is the key of a ConfigMap, or the file of a directory, that has rules and no profile. NVIDIA's
-// config-manager takes a profile by its name, so it leaves this key alone; its fallback "single" counts it.
+// RulesName is the key of a ConfigMap, or the file of a directory, that has rules and no profile.
+// NVIDIA's config-manager selects a profile by its name, so it ignores this key; only its fallback
+// "single" counts it.
 const RulesName = "virgate-rules"
 
 const rulesKey = "rules"
 
-// Bounds of a list of rules. Whether a rule can be reached takes time that grows with the square of their number.
+// Limits of a list of rules. The check whether a rule can be reached takes time that grows with the
+// square of their number.
 const (
 	maxRules       = 200
 	maxExpressions = 20
@@ -30,43 +32,45 @@ const (
 	maxSpread      = 24 * time.Hour
 )
 
-// Rules choose a node's profile by the labels of its Node.
+// Rules choose a node's profile by the labels of its Node object.
 type Rules struct {
-	// List is in order: the first rule that matches counts.
+	// List is in order: the first matching rule counts.
 	List []Rule
-	// Spread is the time over which nodes take a changed source of profiles: each waits for a random part of it. 0 is
-	// at once.
+	// Spread is the time over which nodes switch to a changed source of profiles: each node waits
+	// for a random part of it. With 0 they switch at once.
 	Spread time.Duration
 	// Generation is a hash of the document.
 	Generation string
 }
 
-// Rule chooses a profile for the nodes whose labels meet all of its requirements.
+// Rule chooses a profile for nodes whose labels meet all of its requirements.
 type Rule struct {
-	// Profile is its name, Layout that of a MIG layout in place of the profile's own; "" for none.
+	// Profile is the name of the profile. Layout is the name of a MIG layout that replaces the
+	// profile's own; "" for none.
 	Profile, Layout string
-	// Line is where the rule begins.
+	// Line is the line on which the rule begins.
 	Line int
 
 	requirements labels.Requirements
-	// layout is where the layout stands.
+	// layout is the position of Layout in the document.
 	layout value
 }
 
-// RuleMatch is what Rules say of a node.
+// RuleMatch is the result of Rules for a node.
 type RuleMatch struct {
-	// Rule is the first one that matches, Number counts it from 1; 0 for none.
+	// Rule is the first matching rule, Number its number, counted from 1; 0 for none.
 	Rule   Rule
 	Number int
-	// Unknown are the labels of the node's inventory on which it depends whether a rule matches, and UnknownRule is the
-	// number of that rule. They are set only while the inventory is not known, and Number is 0 then.
+	// Unknown are the labels of the node's inventory that decide whether a rule matches, and
+	// UnknownRule is the number of that rule. They are set only while the inventory is not known;
+	// Number is then 0.
 	Unknown     []string
 	UnknownRule int
 }
 
-// Match finds the first rule for a node with these labels. Feature discovery's labels are taken from the inventory alone,
-// as they are without sharing and partitions, whatever the Node says: they could depend on the profile otherwise.
-// A nil inventory is not known yet.
+// Match finds the first rule for a node with these labels. It takes feature discovery's labels only
+// from the inventory, as they are without sharing and partitions, and ignores the Node's values,
+// because these could depend on the profile. A nil inventory is not known yet.
 func (r Rules) Match(node, inventory map[string]string) RuleMatch {
 	set := labels.Set{}
 	for name, value := range node {
@@ -101,7 +105,7 @@ func (r Rules) Match(node, inventory map[string]string) RuleMatch {
 	return RuleMatch{}
 }
 
-// InventoryLabels are the labels of the node's inventory that a rule asks for, sorted.
+// InventoryLabels returns the sorted labels of the node's inventory that the rules use.
 func (r Rules) InventoryLabels() (names []string) {
 	for _, rule := range r.List {
 		for _, requirement := range rule.requirements {
@@ -114,28 +118,33 @@ func (r Rules) InventoryLabels() (names []string) {
 	return slices.Compact(names)
 }
 
-// RuleLabel says whether rules can depend on the label, other than on one of the inventory.
+// RuleLabel reports whether rules can depend on the label, apart from labels of the inventory.
 func RuleLabel(name string) bool {
 	use := labelUseOf(name)
 	return !use.inventory && use.refused == ""
 }
 
-// InventoryLabel says whether the label is one of feature discovery's that follow from the node's GPUs and driver alone.
+// InventoryLabel reports whether the label is one of feature discovery's labels that depend only on
+// the node's GPUs and driver.
 func InventoryLabel(name string) bool { return labelUseOf(name).inventory }
 
-// labelUse is what rules may do with a label.
+// labelUse is how rules may use a label.
 type labelUse struct {
 	inventory bool
-	// refused says why rules must not use it; "" if they may.
+	// refused is why rules must not use it; "" if they may.
 	refused string
 }
 
 var (
-	inventoryLabel = regexp.MustCompile(`^nvidia\.com/(gpu\.(product|memory|family|machine|mode|clique|compute\.(major|minor)|model\..+)|mig\.capable|` +
-		`cuda\.(driver|runtime)(-version)?\.(major|minor|rev|revision|full)|vgpu\.(present|host-driver-(version|branch)))$`)
-	// profileLabel are those that sharing and partitions change, under any resource's name.
-	profileLabel = regexp.MustCompile(`^nvidia\.com/(mig-.*|.+\.(product|count|replicas|sharing-strategy|memory|multiprocessors|slices\.(gi|ci)|engines\.(copy|decoder|encoder|jpeg|ofa))|` +
-		`mig\.strategy|mps\.capable)$`)
+	inventoryLabel = regexp.MustCompile(
+		`^nvidia\.com/(gpu\.(product|memory|family|machine|mode|clique|compute\.(major|minor)|model\..+)|` +
+			`mig\.capable|cuda\.(driver|runtime)(-version)?\.(major|minor|rev|revision|full)|` +
+			`vgpu\.(present|host-driver-(version|branch)))$`)
+	// profileLabel matches the labels that sharing and partitions change, under any resource's
+	// name.
+	profileLabel = regexp.MustCompile(
+		`^nvidia\.com/(mig-.*|.+\.(product|count|replicas|sharing-strategy|memory|multiprocessors|` +
+			`slices\.(gi|ci)|engines\.(copy|decoder|encoder|jpeg|ofa))|mig\.strategy|mps\.capable)$`)
 )
 
 func labelUseOf(name string) labelUse {
@@ -156,15 +165,17 @@ func labelUseOf(name string) labelUse {
 	return labelUse{}
 }
 
-// Rules reads the document RulesName, whose rules can name the profiles beside it; ok is false where there is none. The
-// source says where the documents are, for messages. The error is of type Problems.
+// Rules reads the document RulesName. Its rules can name the profiles beside it. ok is false if
+// there is no such document. source is the location of the documents, for messages. The error is of
+// type Problems.
 func (d Documents) Rules(source string) (rules Rules, ok bool, err error) {
 	text, ok := d[RulesName]
 	if !ok {
 		return Rules{}, false, nil
 	}
 	inside := SelectedProfile{Source: source, Name: RulesName}.String()
-	rules, err = parseDocument(inside, []byte(text), func(root value) Rules { return readRules(root, d.ProfileNames(), true) })
+	rules, err = parseDocument(inside, []byte(text),
+		func(root value) Rules { return readRules(root, d.ProfileNames(), true) })
 	rules.Generation = hashOf(text)
 	return rules, true, err
 }
@@ -174,7 +185,8 @@ func hashOf(text string) string {
 	return hex.EncodeToString(sum[:6])
 }
 
-// readRules reads a list of rules. Profiles are those that a rule can name, where they are known.
+// readRules reads a list of rules. profiles are the profiles that a rule can name, if known is
+// true.
 func readRules(root value, profiles []string, known bool) (rules Rules) {
 	f := root.mapping("version", "spread", rulesKey)
 	f.field("version").oneOf(versionV1)
@@ -188,14 +200,14 @@ func (v value) spread() time.Duration {
 	return spread
 }
 
-// readRuleList reads the rules alone, and finds those that no node reaches.
+// readRuleList reads only the rules, and finds the rules that no node reaches.
 func readRuleList(list value, profiles []string, known bool) (rules []Rule) {
 	items, _ := list.items()
 	if len(items) > maxRules {
 		list.problem(fmt.Sprintf("expected at most %d rules", maxRules))
 		return nil
 	}
-	var good []Rule // Those that were read, for those after them.
+	var good []Rule // The rules read so far, for the check of later rules.
 	var numbers []int
 	for i, item := range items {
 		problems := item.source.problems
@@ -250,7 +262,7 @@ func readRule(v value, profiles []string, known bool) Rule {
 	return rule
 }
 
-// operators are nodeAffinity's.
+// operators are the operators of nodeAffinity.
 var operators = map[string]selection.Operator{
 	"In":           selection.In,
 	"NotIn":        selection.NotIn,
@@ -304,7 +316,7 @@ func (r *Rule) readExpression(v value) {
 	r.require(v, key, operators[operator], values)
 }
 
-// require adds what Kubernetes' own library makes of a requirement.
+// require adds a requirement, made by Kubernetes' own library.
 func (r *Rule) require(at value, key string, operator selection.Operator, values []string) {
 	requirement, err := labels.NewRequirement(key, operator, values)
 	if err != nil {
@@ -314,7 +326,8 @@ func (r *Rule) require(at value, key string, operator selection.Operator, values
 	r.requirements = append(r.requirements, *requirement)
 }
 
-// checkLabel reports a name that no label has, or whose label rules must not use.
+// checkLabel reports an invalid label name, or a label that rules must not use. It returns false
+// for these.
 func checkLabel(problem func(string), name string) bool {
 	if len(validation.IsQualifiedName(name)) > 0 {
 		problem("expected the name of a label, such as example.com/pool")
@@ -331,11 +344,13 @@ func checkLabelValue(v value, text string) bool {
 	if len(validation.IsValidLabelValue(text)) == 0 {
 		return true
 	}
-	v.problem("no label can have this value: it has letters, digits, '-', '_' and '.' only, at most 63, and begins and ends with a letter or a digit")
+	v.problem(
+		"no label can have this value: it has letters, digits, '-', '_' and '.' only, at most 63, and begins and " +
+			"ends with a letter or a digit")
 	return false
 }
 
-// checkReachable reports a rule that matches no node, or none that gets to it.
+// checkReachable reports a rule that matches no node, or whose nodes all match an earlier rule.
 func (r Rule) checkReachable(at value, earlier []Rule, numbers []int) {
 	if r.never() {
 		at.problemHere("matches no node: no label can have such a value")
@@ -349,7 +364,7 @@ func (r Rule) checkReachable(at value, earlier []Rule, numbers []int) {
 	}
 }
 
-// never says that no labels meet the requirements.
+// never reports whether no labels meet the requirements.
 func (r Rule) never() bool {
 	byKey := r.byKey()
 	for key, requirements := range byKey {
@@ -361,9 +376,9 @@ func (r Rule) never() bool {
 	return false
 }
 
-// covers says that r matches every node that the other rule matches, which does match some. Requirements about
-// different labels are independent, so it is enough to look at each of r's by itself; and no requirement tells apart
-// more than the samples do.
+// covers reports whether r matches every node that the other rule matches; the other rule must
+// match some node. Requirements about different labels are independent, so it is enough to check
+// each of r's labels alone. The samples represent all values that the requirements distinguish.
 func (r Rule) covers(other Rule) bool {
 	others := other.byKey()
 	for key, requirements := range r.byKey() {
@@ -387,8 +402,9 @@ func matchAll(requirements labels.Requirements, set labels.Set) bool {
 	return !slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return !r.Matches(set) })
 }
 
-// samples are labels of that name that stand for all that the requirements tell apart: no label; each value that is
-// named; of numbers, the one before and after it, and the same number written otherwise; and another text.
+// samples returns sets with one label of that name, or none, which represent all values that the
+// requirements distinguish: no label; each named value; for numbers, the numbers before and after
+// it and another spelling of the same number; and another text.
 func samples(key string, requirements labels.Requirements) []labels.Set {
 	values := map[string]bool{"": true, "no-such-value": true}
 	for _, requirement := range requirements {
@@ -407,8 +423,9 @@ func samples(key string, requirements labels.Requirements) []labels.Set {
 			}
 		}
 	}
-	for other := "no-such-value"; ; other += "-x" { // One that is not named.
-		if values[other] = true; !slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return r.Values().Has(other) }) {
+	for other := "no-such-value"; ; other += "-x" { // Find a value that is not named.
+		values[other] = true
+		if !slices.ContainsFunc(requirements, func(r labels.Requirement) bool { return r.Values().Has(other) }) {
 			break
 		}
 	}
@@ -419,7 +436,7 @@ func samples(key string, requirements labels.Requirements) []labels.Set {
 	return sets
 }
 
-// checkLayout reports a MIG layout that the rule's profile cannot have.
+// checkLayout reports the rule's MIG layout if the rule's profile cannot have it.
 func (r Rule) checkLayout(number int, profile Config) {
 	if r.Layout == "" {
 		return
@@ -430,22 +447,25 @@ func (r Rule) checkLayout(number int, profile Config) {
 	}
 }
 
-// SelectRuleMIG is SelectMIG for the layout of a rule, which must have an effect.
+// SelectRuleMIG is SelectMIG for a rule's layout. It is an error if the layout would have no
+// effect.
 func (s SelectedProfile) SelectRuleMIG(name string) (SelectedProfile, error) {
 	if name != "" && !s.Profile.MIG.Manage && s.Profile.MIG.LeftTo == "" {
-		return s, fmt.Errorf("%w %s: the profile does not have mig.manage: true, so Virgate makes no MIG layout", ErrMIGLayout, quote(name))
+		return s, fmt.Errorf("%w %s: the profile does not have mig.manage: true, so Virgate makes no MIG layout",
+			ErrMIGLayout, quote(name))
 	}
 	return s.SelectMIG(name)
 }
 
-// Choice is why a profile is the node's. The zero Choice says nothing, as of a profile in a file.
+// Choice is why a profile is the node's. The zero Choice gives no reason, as for a profile in a
+// file.
 type Choice struct {
 	// By is the reason, for people: "rule 2 of ConfigMap gpu/profiles", "label nvidia.com/device-plugin.config".
 	By string `json:"by,omitempty"`
-	// Rule is the number of the rule, counted from 1; 0 if it was none.
+	// Rule is the number of the rule, counted from 1; 0 if no rule chose the profile.
 	Rule int `json:"rule,omitempty"`
-	// Rules is the Generation of the rules that there are beside the profiles; empty without any.
+	// Rules is the Generation of the rules beside the profiles; empty if there are none.
 	Rules string `json:"rules,omitempty"`
-	// ByInventory says that the rules ask for labels of the node's GPUs.
+	// ByInventory is true if the rules use labels of the node's GPUs.
 	ByInventory bool `json:"-"`
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// The paths of the settings that are named in several places.
+// The paths of settings that are used in several places.
 const (
 	pathMIGStrategy         = "flags.migStrategy"
 	pathFailOnInitError     = "flags.failOnInitError"
@@ -29,17 +29,18 @@ const (
 	pathMPSRoot             = "flags.mpsRoot"
 )
 
-// keyTable is keys.json, what profiles may say, in the order of
-// docs/reference/configuration-keys.md. It is read at every start, so it is JSON: decoding
-// YAML makes ten times as many objects. Nothing changes it.
+// keyTable is keys.json, the possible content of profiles, in the order of
+// docs/reference/configuration-keys.md. It is read at every start, so it is JSON: decoding YAML
+// makes ten times as many objects. It never changes.
 var keyTable = readKeyTable(keyFile)
 
 //go:embed keys.json
 var keyFile []byte
 
-// keysAndSettings is all that documents, flags and variables can say. Settings are those
-// that a flag or a variable can give too: every key of the sections flags and imex that
-// k8s-device-plugin v0.20.0 knows, cdiDisableHooks, and Virgate's own; see docs/how-to/migrate-device-plugin.md.
+// keysAndSettings are all possible keys of documents, flags and variables. Settings are those that
+// a flag or a variable can also set: every key of the sections flags and imex that
+// k8s-device-plugin v0.20.0 knows, cdiDisableHooks, and Virgate's own; see
+// docs/reference/nvidia-differences.md.
 type keysAndSettings struct {
 	Settings, Variables []Setting
 	Keys                []documentKey
@@ -47,7 +48,7 @@ type keysAndSettings struct {
 
 func readKeyTable(file []byte) (table keysAndSettings) {
 	if err := json.Unmarshal(file, &table); err != nil {
-		panic(fmt.Sprintf("keys.json: %v", err)) // Every test would see it.
+		panic(fmt.Sprintf("keys.json: %v", err)) // Every test would find this.
 	}
 	return table
 }
@@ -55,18 +56,18 @@ func readKeyTable(file []byte) (table keysAndSettings) {
 // documentKey describes a key that is not a Setting. Documents may have only
 // these keys, and docs/reference/configuration-keys.md is generated from them.
 type documentKey struct {
-	// Path is the key's place: "mig.configs.NAME[].devices".
+	// Path is the path of the key: "mig.configs.NAME[].devices".
 	Path string
 	// Form describes the value: "text", "whole number from 1".
 	Form string
-	// Default is what a document would write, "" for none.
+	// Default is the default as in a document; "" for none.
 	Default  string
 	Required bool
 	// Choices are the possible values, if they are few.
 	Choices []string
-	// Usage says what the key does.
+	// Usage describes what the key does.
 	Usage string
-	// Own says that NVIDIA's plugin, or mig-parted, has no such key.
+	// Own is true if NVIDIA's plugin, or mig-parted, has no such key.
 	Own bool
 }
 
@@ -83,7 +84,7 @@ func keysOf(path string) []string {
 	return slices.Compact(keys)
 }
 
-// The paths of the sections and list entries that are read by themselves.
+// The paths of sections and list entries that have their own readers.
 const (
 	pathTimeSlicing = "sharing.timeSlicing"
 	pathShare       = pathTimeSlicing + ".resources[]"
@@ -93,30 +94,31 @@ const (
 	pathRetireAfter = "retireAfter"
 )
 
-// Setting is a setting that a flag or an environment variable can give, of
-// NVIDIA's plugin or Virgate's own. The program makes its flags from these.
+// Setting is a setting that a flag or an environment variable can set, of NVIDIA's plugin or
+// Virgate's own. The program makes its flags from these.
 type Setting struct {
-	// Path is the setting's place in a document, the key for Overrides.
+	// Path is the path of the setting in a document, and its key in Overrides.
 	Path string
-	// Flag and Env are names without "--" and "$"; both are empty for a document's alone.
+	// Flag and Env are names without "--" and "$". Both are empty for a setting that only documents
+	// have.
 	Flag, Env string
 	// Aliases and EnvAliases are older names that still work.
 	Aliases    []string
 	EnvAliases []string
-	// Default is the value in the form that an Override has.
+	// Default is the default value, in the form of an Override.
 	Default string
 	Type    SettingType
 	// Choices are the possible values, or items of a list, if they are few.
 	Choices []string
 	// Usage is one line of help.
 	Usage string
-	// Own says that NVIDIA's plugin has no such setting.
+	// Own is true if NVIDIA's plugin has no such setting.
 	Own bool
 	// Only are the values that this release supports; nil for all.
 	Only []string
-	// Differs says what NVIDIA's plugin does differently, by value or item.
+	// Differs is what NVIDIA's plugin does differently, by value or item.
 	Differs map[string]string
-	// Inert says why the setting has no effect, "" if it has one.
+	// Inert is why the setting has no effect; "" if it has one.
 	Inert string
 }
 
@@ -136,12 +138,12 @@ const (
 	TypeKeyPrefix SettingType = "key prefix"
 	// TypeEnum is one of the Choices.
 	TypeEnum SettingType = "enum"
-	// TypeList is a list of strings, in a document also one string with commas.
+	// TypeList is a list of strings. A document may also give it as one string with commas.
 	TypeList SettingType = "list"
 	// TypeNumbers is a list of whole numbers from 0.
 	TypeNumbers SettingType = "numbers"
-	// TypeInterval is a duration such as "60s", or "infinite", in a document also a number of
-	// nanoseconds; see parseInterval.
+	// TypeInterval is a duration such as "60s", or "infinite". A document may also give it as a
+	// number of nanoseconds; see parseInterval.
 	TypeInterval SettingType = "interval"
 )
 
@@ -150,8 +152,8 @@ func Settings() []Setting {
 	return slices.DeleteFunc(slices.Clone(keyTable.Settings), func(s Setting) bool { return s.Flag == "" })
 }
 
-// EnvOnlySettings returns the settings of NVIDIA's plugin that only variables give. They
-// have no Flag and no place in a document; their Path is a key for Overrides all the same.
+// EnvOnlySettings returns the settings of NVIDIA's plugin that only variables can set. They have no
+// Flag and no place in a document, but their Path is still a key for Overrides.
 func EnvOnlySettings() []Setting { return slices.Clone(keyTable.Variables) }
 
 // settings are the values in force by path, written as in an Override.
@@ -159,9 +161,9 @@ type settings map[string]string
 
 func (s settings) on(path string) bool { return s[path] == "true" }
 
-// readSettings reads the sections flags and imex and applies the overrides. What is wrong with
-// an inert setting must not take GPUs away: it becomes a note, and is returned for GPU feature
-// discovery, which obeys it.
+// readSettings reads the sections flags and imex and applies the overrides. An invalid inert
+// setting must not withdraw GPUs: its problem becomes a note, and is returned for GPU feature
+// discovery, which uses the setting.
 func readSettings(root fields, overrides Overrides) (settings, error) {
 	var wrong Problems
 	inert := *root.parent.source
@@ -181,7 +183,11 @@ func readSettings(root fields, overrides Overrides) (settings, error) {
 	}
 	root.parent.source.notes = append(root.parent.source.notes, inert.notes...)
 	for _, p := range wrong {
-		note := Note{Line: p.Line, Path: p.Path, Message: "has no effect here; virgate gpu-feature-discovery refuses it: " + p.Reason()}
+		note := Note{
+			Line:    p.Line,
+			Path:    p.Path,
+			Message: "has no effect here; virgate gpu-feature-discovery refuses it: " + p.Reason(),
+		}
 		if p.Line == 0 {
 			note.Message = p.File + ": " + note.Message
 		}
@@ -190,8 +196,8 @@ func readSettings(root fields, overrides Overrides) (settings, error) {
 	return resolved, wrong.err()
 }
 
-// findSettings finds what the document says about each setting, by path. Inert ones, and the
-// whole section flags.gfd, have inert as their source.
+// findSettings finds each setting's value in the document, by path. Inert settings, and the whole
+// section flags.gfd, get inert as their source.
 func findSettings(root fields, inert *source) map[string]value {
 	keys := make(map[string][]string)
 	for _, setting := range keyTable.Settings {
@@ -226,12 +232,13 @@ func cutLast(path string) (section, key string) {
 	return path[:dot], path[dot+1:]
 }
 
-// resolve returns the value in force: the override, otherwise what the document
-// says, otherwise (or if that is empty) the default. An invalid value is always
-// reported. A value that this release does not support is reported only if it is
-// in force, so that an override can make a document usable.
+// resolve returns the value in force: the override, else the document's value, else (or if that is
+// empty) the default. It always reports an invalid value. It reports a value that this release does
+// not support only if the value is in force, so an override can make a document usable.
 func (s Setting) resolve(written value, override Override, overridden bool) string {
-	from, at, shown := written.source, written.position(), written.shown()
+	from := written.source
+	at := written.position()
+	shown := written.shown()
 	if s.unread() {
 		if overridden {
 			from.notes = append(from.notes, Note{Path: s.Path, Message: override.Source + ": " + s.Inert})
@@ -266,18 +273,22 @@ func (s Setting) resolve(written value, override Override, overridden bool) stri
 		if overridden {
 			note = override.Source + ": " + note
 		}
-		from.notes = append(from.notes, Note{Line: at.line, Path: at.path, Message: note})
+		from.notes = append(from.notes, Note{
+			Line:    at.line,
+			Path:    at.path,
+			Message: note,
+		})
 	}
 	return cmp.Or(result, s.Default)
 }
 
-// unread tells that neither the plugin nor GPU feature discovery reads the setting, so that no value
-// is wrong.
+// unread reports whether neither the plugin nor GPU feature discovery reads the setting, so that
+// any value is valid.
 func (s Setting) unread() bool {
 	return s.Inert != "" && !strings.HasPrefix(s.Path, "flags.gfd.") && s.Path != "flags.useNodeFeatureAPI"
 }
 
-// notes say where NVIDIA's plugin differs if the setting has this value.
+// notes returns how NVIDIA's plugin differs if the setting has this value.
 func (s Setting) notes(text string) []string {
 	if s.Inert != "" {
 		return []string{s.Inert}
@@ -294,7 +305,7 @@ func (s Setting) notes(text string) []string {
 	return notes
 }
 
-// decode reads a value from a document, and writes it as in an Override.
+// decode reads a value from a document and returns it in the form of an Override.
 func (s Setting) decode(written value) (string, bool) {
 	var items []value
 	var ok bool
@@ -310,7 +321,7 @@ func (s Setting) decode(written value) (string, bool) {
 		if !written.absent() && slices.Contains([]string{"!!int", "!!float"}, written.node.ShortTag()) {
 			number, err := strconv.ParseFloat(written.node.Value, 64)
 			if err != nil || math.IsNaN(number) || math.Abs(number) >= math.MaxInt64 {
-				return written.node.Value, true // Which validate reports.
+				return written.node.Value, true // validate reports it.
 			}
 			return time.Duration(number).String(), true
 		}
@@ -331,7 +342,7 @@ func (s Setting) decode(written value) (string, bool) {
 	return s.normalize(strings.Join(texts, ",")), ok
 }
 
-// expected says what a setting of text, or an item of a list, can be.
+// expected describes the valid values of a text setting, or of a list's items.
 func (s Setting) expected() string {
 	switch {
 	case s.Type == TypePath:
@@ -342,8 +353,8 @@ func (s Setting) expected() string {
 	return "expected text"
 }
 
-// normalize turns the spellings of a boolean that a variable may use, such as "1" and
-// "t", into true and false, and trims the items of a list.
+// normalize returns true or false for the spellings of a boolean that a variable may use, such as
+// "1" and "t", and trims the items of a list.
 func (s Setting) normalize(text string) string {
 	switch s.Type {
 	case TypeBool:
@@ -360,7 +371,7 @@ func (s Setting) normalize(text string) string {
 	return text
 }
 
-// validate reports a value that the setting cannot have.
+// validate reports a value that is invalid for the setting, and then returns false.
 func (s Setting) validate(from *source, text string, at position, shown string) bool {
 	var expected string
 	switch s.Type {
@@ -404,8 +415,8 @@ func (s Setting) validate(from *source, text string, at position, shown string) 
 	return false
 }
 
-// parseInterval reads an interval as GPU feature discovery does: "infinite" is for ever. Only a
-// document can have a number without a unit, which counts nanoseconds (k8s-device-plugin,
+// parseInterval parses an interval as GPU feature discovery does: "infinite" means forever. Only a
+// document can have a number without a unit, which means nanoseconds (k8s-device-plugin,
 // api/config/v1/duration.go).
 func parseInterval(text string) (time.Duration, bool) {
 	if text == "infinite" {
@@ -415,7 +426,7 @@ func parseInterval(text string) (time.Duration, bool) {
 	return interval, err == nil
 }
 
-// outside says that the value, or an item of it, is not in the set.
+// outside reports whether the value, or one of its items, is not in the set.
 func (s Setting) outside(set []string, text string) bool {
 	return slices.ContainsFunc(s.items(text), func(item string) bool { return !slices.Contains(set, item) })
 }

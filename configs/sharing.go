@@ -15,19 +15,19 @@ import (
 )
 
 // sharedEntry is an entry of sharing.timeSlicing.resources or sharing.mps.resources, to be checked
-// against others.
+// against other entries.
 type sharedEntry struct {
 	value    value
 	replicas value
 	share    sharing.ReplicatedResource
-	// policyWritten says that the entry itself has a policy or a spread.
+	// policyWritten is true if the entry itself has a policy or a spread.
 	policyWritten bool
 }
 
-// offeredAs is the name under which the entry's units are advertised.
+// offeredAs returns the name under which the entry's units are advertised.
 func (e sharedEntry) offeredAs() string { return cmp.Or(e.share.Rename, e.share.Resource) }
 
-// readSharing reads the section sharing into a profile that has the rest already.
+// readSharing reads the section sharing into a profile whose other sections are already read.
 func readSharing(v value, profile *sharing.Profile) {
 	section := v.mapping(keysOf("sharing")...)
 	reader := entryReader{profile: profile, seen: make(map[string]map[sharing.Selector]int)}
@@ -40,7 +40,9 @@ func readSharing(v value, profile *sharing.Profile) {
 	reader.mps = true
 	fail, shared := reader.readSection(mps, pathMPS, "shared by MPS")
 	if one, _ := fail.boolean(); !fail.absent() && !one && len(shared) > 0 {
-		fail.note("a container may have several shares of one unit, and their part of it; NVIDIA's plugin has one limit for all")
+		fail.note(
+			"a container may have several shares of one unit, and their part of it; NVIDIA's plugin has one " +
+				"limit for all")
 		for i := range shared {
 			shared[i].share.SeveralShares = true
 		}
@@ -57,7 +59,7 @@ func readSharing(v value, profile *sharing.Profile) {
 	}
 }
 
-// resourceNames are the names that the profile gives so far, sorted.
+// resourceNames returns the sorted resource names of the profile so far.
 func resourceNames(profile sharing.Profile) (names []string) {
 	for _, naming := range slices.Concat(profile.GPUNames, profile.MIGNames) {
 		names = append(names, naming.Name)
@@ -69,12 +71,14 @@ func resourceNames(profile sharing.Profile) (names []string) {
 	return slices.Compact(names)
 }
 
-// readDRA reads the section dra; the profile has the rest already.
+// readDRA reads the section dra. The profile's other sections are already read.
 func readDRA(v value, profile sharing.Profile) (dra sharing.DRAConfig) {
 	f := v.mapping(keysOf("dra")...)
 	if len(f.entries) > 0 {
 		v.note("Virgate's own; it takes virgate run --dra, the chart's dra.enabled; NVIDIA has a DRA driver of its own")
-		v.note("on a node of the GPU Operator, pods with claims block a driver upgrade without the chart's dra.nvidiaNames: " + sharing.Evicted)
+		v.note(
+			"on a node of the GPU Operator, pods with claims block a driver upgrade without the chart's " +
+				"dra.nvidiaNames: " + sharing.Evicted)
 	}
 	resources := f.field("resources")
 	switch resources.shape() {
@@ -94,7 +98,8 @@ func readDRA(v value, profile sharing.Profile) (dra sharing.DRAConfig) {
 			}
 		}
 	default:
-		if dra.All = resources.node.Value == "all"; !dra.All {
+		dra.All = resources.node.Value == "all"
+		if !dra.All {
 			resources.problem("expected all, or a list of resource names")
 		}
 	}
@@ -126,8 +131,9 @@ func (r *entryReader) readSection(section value, path, shared string) (fail valu
 	return fail, entries
 }
 
-// inOrder puts the entries of two sections in the order in which they take units: what selects
-// some before what takes all that are left. Otherwise the document's order counts.
+// inOrder sorts the entries of both sections by the order in which they take units: entries that
+// select some units come before entries that take all remaining ones. Otherwise the document's
+// order counts.
 func inOrder(slicing, mps []sharedEntry) []sharedEntry {
 	entries := slices.Concat(slicing, mps)
 	if len(slicing) == 0 || len(mps) == 0 {
@@ -148,16 +154,16 @@ func inOrder(slicing, mps []sharedEntry) []sharedEntry {
 type entryReader struct {
 	profile         *sharing.Profile
 	renameByDefault bool
-	// mps says that the entries are of sharing.mps.
+	// mps is true for the entries of sharing.mps.
 	mps bool
-	// names are the resource names that the section resources makes, sorted.
+	// names are the resource names from the section resources, sorted.
 	names []string
 	// seen has, by resource, the lines of the selectors in earlier entries.
 	seen map[string]map[sharing.Selector]int
 }
 
-// read returns false if it cannot read an entry's name, devices or replicas. If
-// it returns true, it may still have reported other problems.
+// read reads an entry. It returns false if the entry's name, devices or replicas are invalid. If it
+// returns true, it may still have reported other problems.
 func (r *entryReader) read(item value) (sharedEntry, bool) {
 	if item.shape() != shapeMapping {
 		item.problem("expected a mapping with name and replicas")
@@ -173,9 +179,17 @@ func (r *entryReader) read(item value) (sharedEntry, bool) {
 	}
 	selection, selected := readSelection(f.field("devices"), r.seen[name])
 	replicas, counted := readReplicas(f.required("replicas"))
-	e := sharedEntry{value: item, replicas: f.field("replicas"), share: sharing.ReplicatedResource{
-		Path: item.path, Resource: name, Select: selection, Replicas: replicas, MPS: r.mps,
-	}}
+	e := sharedEntry{
+		value:    item,
+		replicas: f.field("replicas"),
+		share: sharing.ReplicatedResource{
+			Path:     item.path,
+			Resource: name,
+			Select:   selection,
+			Replicas: replicas,
+			MPS:      r.mps,
+		},
+	}
 	if r.mps && namesPartition(name) {
 		item.note("partitions have a daemon each; NVIDIA's plugin refuses them")
 	}
@@ -201,9 +215,10 @@ func readReplicas(v value) (int, bool) {
 	return replicas, ok
 }
 
-// reportUnknownName reports a name that no GPU can have: nvidia.com/gpu misspelt, or a MIG profile that
-// cannot be. Any other unknown name may be stale, or meant for other nodes, and NVIDIA's plugin accepts
-// all of them (k8s-device-plugin, internal/rm/device_map.go), so that is a note.
+// reportUnknownName reports a name that no GPU can have: a misspelt nvidia.com/gpu, or an
+// impossible MIG profile. Any other unknown name may be stale or meant for other nodes, and
+// NVIDIA's plugin accepts all of them (k8s-device-plugin, internal/rm/device_map.go), so it becomes
+// a note.
 func (r *entryReader) reportUnknownName(v value, name string) {
 	message, near := unknownName(name, r.names, "a name from resources")
 	short := strings.TrimPrefix(name, resourceDomain)
@@ -217,14 +232,16 @@ func (r *entryReader) reportUnknownName(v value, name string) {
 }
 
 var (
-	// likeGPU is what a misspelt "gpu" looks like; pgpu, vgpu and gpu-b are names of their own.
+	// likeGPU matches a misspelt "gpu"; pgpu, vgpu and gpu-b are different names.
 	likeGPU = regexp.MustCompile(`^[gG][a-zA-Z]*$`)
-	// likeProfile has the slices, or the memory, that a profile begins with; mig-small has neither.
+	// likeProfile matches names with the slices or the memory at the beginning of a profile;
+	// mig-small has neither.
 	likeProfile = regexp.MustCompile(`^mig-[0-9]+(c|g|gb)([-+.]|$)`)
 )
 
-// unknownName returns the message about a name that is neither known, of which there is a sorted list,
-// nor a partition's, and the known one that it is like; source says where others come from.
+// unknownName returns the message about a name that is neither in known, which is sorted, nor a
+// partition's default name, and the most similar known name. source tells where other names come
+// from.
 func unknownName(name string, known []string, source string) (message, near string) {
 	if namesPartition(name) {
 		return "", ""
@@ -233,7 +250,7 @@ func unknownName(name string, known []string, source string) (message, near stri
 		return "", ""
 	}
 	if len(known) <= candidatesTried {
-		// All names share the domain, so it would make all of them look alike.
+		// All names share the domain, which would make all of them look alike.
 		short := make([]string, len(known))
 		for i, name := range known {
 			short[i] = strings.TrimPrefix(name, resourceDomain)
@@ -242,10 +259,11 @@ func unknownName(name string, known []string, source string) (message, near stri
 			near = known[found]
 		}
 	}
-	return "no GPU or partition has this name: expected " + gpuResource + ", " + migResource + " and a MIG profile, or " + source, near
+	return "no GPU or partition has this name: expected " + gpuResource + ", " + migResource +
+		" and a MIG profile, or " + source, near
 }
 
-// readRename returns the name under which the units are offered, "" for their own.
+// readRename returns the name under which the units are offered; "" if they keep theirs.
 func (r *entryReader) readRename(f fields, share sharing.ReplicatedResource) string {
 	v := f.field("rename")
 	if !v.absent() {
@@ -268,7 +286,7 @@ func (r *entryReader) readRename(f fields, share sharing.ReplicatedResource) str
 	return rename
 }
 
-// readPolicy reads policy and spread. written is false where the profile's policy holds.
+// readPolicy reads policy and spread. written is false if the profile's policy applies.
 func (r *entryReader) readPolicy(f fields) (policy sharing.AllocationPolicy, strict, written bool) {
 	policy = r.profile.Policy
 	if r.mps && policy == sharing.Spread {
@@ -305,7 +323,9 @@ func readDriverSettings(f fields, share sharing.ReplicatedResource) (s sharing.D
 			continue
 		}
 		if share.MPS {
-			v.problem("is for sharing.timeSlicing: what MPS shares is not time-sliced, and its daemon needs the compute mode exclusive-process, which is set with it")
+			v.problem(
+				"is for sharing.timeSlicing: what MPS shares is not time-sliced, and its daemon needs the compute " +
+					"mode exclusive-process, which is set with it")
 			continue
 		}
 		v.note("Virgate's own; NVIDIA's plugin has no such key")
@@ -320,12 +340,13 @@ func readDriverSettings(f fields, share sharing.ReplicatedResource) (s sharing.D
 		s.ComputeMode = choice(mode, "", sharing.DefaultComputeMode, sharing.ExclusiveProcess)
 	}
 	if s.ComputeMode == sharing.ExclusiveProcess && share.Replicas > 1 {
-		mode.problem(fmt.Sprintf("lets one process use the GPU, and replicas: %d shares it: write replicas: 1", share.Replicas))
+		mode.problem(fmt.Sprintf("lets one process use the GPU, and replicas: %d shares it: write replicas: 1",
+			share.Replicas))
 	}
 	return s
 }
 
-// readMemoryGuard reads memory. An absent one guards nothing.
+// readMemoryGuard reads memory. An absent section guards nothing.
 func readMemoryGuard(v value, share sharing.ReplicatedResource) (g sharing.MemoryGuard) {
 	if v.absent() {
 		return g
@@ -350,10 +371,15 @@ func readMemoryGuard(v value, share sharing.ReplicatedResource) (g sharing.Memor
 }
 
 func readMemoryLimit(text string, g *sharing.MemoryGuard) bool {
-	if g.Share = text == "share"; g.Share {
+	g.Share = text == "share"
+	if g.Share {
 		return true
 	}
-	for unit, bytes := range map[string]uint64{"%": 0, "MiB": 1 << 20, "GiB": 1 << 30} {
+	for unit, bytes := range map[string]uint64{
+		"%":   0,
+		"MiB": 1 << 20,
+		"GiB": 1 << 30,
+	} {
 		digits, is := strings.CutSuffix(text, unit)
 		number, err := strconv.ParseUint(digits, 10, 20)
 		switch {
@@ -369,8 +395,8 @@ func readMemoryLimit(text string, g *sharing.MemoryGuard) bool {
 	return g.Ratio > 0 || g.Bytes > 0
 }
 
-// unifyPolicies gives all entries that are offered under one name one policy, because a
-// container's devices are chosen from the whole resource. It reports two that disagree.
+// unifyPolicies gives all entries that are offered under one name the same policy, because a
+// container's devices are chosen from the whole resource. It reports entries that disagree.
 func unifyPolicies(entries []sharedEntry) {
 	decided := make(map[string]sharedEntry)
 	for _, e := range entries {
@@ -381,7 +407,8 @@ func unifyPolicies(entries []sharedEntry) {
 			decided[e.offeredAs()] = e
 		} else if first.share.Policy != e.share.Policy || first.share.SpreadStrict != e.share.SpreadStrict {
 			e.value.problemHere(fmt.Sprintf(
-				"is offered as %s with policy %s, but the entry on line %d offers that with policy %s: a resource has one policy",
+				"is offered as %s with policy %s, but the entry on line %d offers that with policy %s: a resource "+
+					"has one policy",
 				e.offeredAs(), policyText(e.share), first.value.line, policyText(first.share)))
 		}
 	}
@@ -409,22 +436,23 @@ func reportUnreachable(entries []sharedEntry) {
 			if taker.share.MPS != e.share.MPS {
 				advice = "say which devices one of the two has"
 			}
-			e.value.problemHere(fmt.Sprintf("never matches: the entry on line %d takes all devices of %s, %s", taker.value.line, e.share.Resource, advice))
+			e.value.problemHere(fmt.Sprintf("never matches: the entry on line %d takes all devices of %s, %s",
+				taker.value.line, e.share.Resource, advice))
 		} else if e.share.Select.All() {
 			all[e.share.Resource] = e
 		}
 	}
 }
 
-// A document is read without knowing the node, so the length of a list is noted for the
-// largest node that is sold: 16 GPUs (DGX-2), each with 7 partitions.
+// A document is read without knowing the node, so notes about long lists assume the largest node on
+// sale: 16 GPUs (DGX-2), each with 7 partitions.
 const (
 	gpusPerNode      = 16
 	partitionsPerGPU = 7
 )
 
-// reportLongLists reports the entries through which a resource would have more devices than the
-// kubelet accepts in one list, on any node, and notes those where it depends on the node.
+// reportLongLists reports entries with which a resource would exceed, on any node, the number of
+// devices that the kubelet accepts in one list. If that depends on the node, it adds a note.
 func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 	unitsPerGPU := func(resource string) int {
 		if profile.MIGStrategy == sharing.MIGSingle || namesPartition(resource) ||
@@ -437,9 +465,10 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 	for _, e := range entries {
 		units[e.offeredAs()] = max(units[e.offeredAs()], gpusPerNode*unitsPerGPU(e.share.Resource))
 	}
-	// The worst case is that the entries with most replicas get their units first.
+	// In the worst case, the entries with the most replicas get their units first.
 	entries = slices.Clone(entries)
-	slices.SortStableFunc(entries, func(a, b sharedEntry) int { return cmp.Compare(b.share.Replicas, a.share.Replicas) })
+	slices.SortStableFunc(entries,
+		func(a, b sharedEntry) int { return cmp.Compare(b.share.Replicas, a.share.Replicas) })
 	left, devices := maps.Clone(units), make(map[string]int)
 	for _, e := range entries {
 		name, each := e.offeredAs(), unitsPerGPU(e.share.Resource)
@@ -449,12 +478,12 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 			wanted = e.share.Select.Count
 		case e.share.Select.All():
 			wanted = gpusPerNode * each
-		default: // a selector may be a GPU, and then has all of its partitions
+		default: // a selector may be a GPU, and then selects all of its partitions
 			wanted = len(e.share.Select.List) * each
 		}
 		taken := min(left[name], wanted)
 		left[name] -= taken
-		// The replicas alone can be too many, and their product overflow.
+		// The replicas alone can be too many, and the product could overflow.
 		if e.share.Replicas > sharing.MaxDevices {
 			e.replicas.problem(listLimit + ": expected no more")
 			continue
@@ -464,7 +493,9 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 			if each > 1 {
 				what = "partitions"
 			}
-			e.replicas.note(fmt.Sprintf("fits up to %d %s of one resource, %s; on a node with more, the profile is refused", sharing.MaxDevices/e.share.Replicas, what, listLimit))
+			e.replicas.note(
+				fmt.Sprintf("fits up to %d %s of one resource, %s; on a node with more, the profile is refused",
+					sharing.MaxDevices/e.share.Replicas, what, listLimit))
 		}
 		devices[name] += taken * e.share.Replicas
 	}
@@ -472,9 +503,10 @@ func reportLongLists(profile sharing.Profile, entries []sharedEntry) {
 
 var listLimit = fmt.Sprintf("the kubelet takes no list beyond 4 MiB, which is %d devices", sharing.MaxDevices)
 
-// CheckNode returns an error if this node cannot be offered by the profile: because all its GPUs
+// CheckNode returns an error if this node cannot be offered with the profile: because all its GPUs
 // would be divided and no partition offered (ErrMIGLayout), or because a resource would have more
-// devices than the kubelet accepts in one list; then it is about the first entry that is at fault.
+// devices than the kubelet accepts in one list. The error then describes the first entry
+// responsible.
 func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
 	if s.Profile.MIGStrategy == sharing.MIGNone && s.Profile.MIG.DividesAll(gpus) {
 		return fmt.Errorf("%s: %w", s, notOffered(s.Profile.MIG.Name))
@@ -489,10 +521,13 @@ func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
 		advice = fmt.Sprintf("write at most %d, or ", l.Most) + advice
 	}
 	problem := Problem{
-		File: s.String(), Path: l.Path + ".replicas", Value: strconv.Itoa(l.Replicas),
-		Message: fmt.Sprintf("%d units of %s with so many replicas are too many on this node, %s: %s", l.Units, l.Resource, listLimit, advice),
+		File:  s.String(),
+		Path:  l.Path + ".replicas",
+		Value: strconv.Itoa(l.Replicas),
+		Message: fmt.Sprintf("%d units of %s with so many replicas are too many on this node, %s: %s", l.Units,
+			l.Resource, listLimit, advice),
 	}
-	for _, note := range s.Notes { // reportLongLists has noted the line.
+	for _, note := range s.Notes { // reportLongLists has a note with the line.
 		if note.Path == problem.Path {
 			problem.Line = note.Line
 		}
@@ -500,11 +535,13 @@ func (s SelectedProfile) CheckNode(gpus []sharing.GPU) error {
 	return Problems{problem}
 }
 
-// ErrNoMPS is CheckMPS' error where the program was started without MPS daemons.
-var ErrNoMPS = errors.New("nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)")
+// ErrNoMPS is the error of CheckMPS if the program was started without MPS daemons.
+var ErrNoMPS = errors.New(
+	"nothing runs MPS daemons on this node: the chart's mps.enabled does (--mps-root and the container of virgate mps)")
 
-// CheckMPS returns an error, which wraps ErrNoMPS and names the first entry that shares units by MPS,
-// if the program was started without MPS daemons. A unit with one replica is not shared, and needs none.
+// CheckMPS returns an error if the program was started without MPS daemons and an entry shares
+// units by MPS. The error wraps ErrNoMPS and names the first such entry. A unit with one replica is
+// not shared, and needs no daemon.
 func (c Config) CheckMPS() error {
 	if c.Startup.MPSRoot != "" {
 		return nil

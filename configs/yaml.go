@@ -17,17 +17,17 @@ import (
 )
 
 const (
-	// documentBytes is the largest document that is read, as large as a ConfigMap can be.
+	// documentBytes is the size limit of a document, the largest size of a ConfigMap.
 	documentBytes = 1 << 20
-	// documentNodes bounds the number of keys and values. The reader follows
-	// aliases, so an alias counts with everything that it stands for: a few lines
-	// of nested aliases could otherwise take hours to read.
+	// documentNodes limits the number of keys and values. The reader follows aliases, so each alias
+	// counts with everything it stands for: otherwise a few lines of nested aliases could take
+	// hours to read.
 	documentNodes = 100_000
-	// documentDepth bounds the nesting; a profile needs 6 levels.
+	// documentDepth limits the nesting; a profile needs 6 levels.
 	documentDepth = 50
 )
 
-// source is a document while it is read: where it is from, its problems and notes so far.
+// source is a document while it is read: its origin, and its problems and notes so far.
 type source struct {
 	file string
 	// offset is the number of lines before the document, in a ConfigMap manifest.
@@ -42,8 +42,8 @@ type position struct {
 	path string
 }
 
-// placeholder is what a template program has to replace before a document can be read: "${X}" for
-// envsubst and Flux, "{{ .Values.x }}" for Helm.
+// placeholder matches text that a template program must replace before a document can be read:
+// "${X}" for envsubst and Flux, "{{ .Values.x }}" for Helm.
 var placeholder = regexp.MustCompile(`\$\{[^}]*\}?|\{\{.*?(\}\}|$)`)
 
 const notRendered = "a placeholder of a template, which has to be rendered first, as by helm template or envsubst"
@@ -52,11 +52,17 @@ func (s *source) problem(at position, shown, message string) {
 	if placeholder.MatchString(shown) {
 		message = notRendered
 	}
-	*s.problems = append(*s.problems, Problem{File: at.file, Line: at.line, Path: at.path, Value: shown, Message: message})
+	*s.problems = append(*s.problems, Problem{
+		File:    at.file,
+		Line:    at.line,
+		Path:    at.path,
+		Value:   shown,
+		Message: message,
+	})
 }
 
-// open parses data and returns the root of the document, which is absent if data
-// is empty. It returns false after it has reported a problem.
+// open parses data and returns the root of the document, which is absent if data is empty. If it
+// returns false, it has reported a problem.
 func (s *source) open(data []byte) (value, bool) {
 	roots, ok := s.openAll(data)
 	if !ok {
@@ -70,7 +76,8 @@ func (s *source) open(data []byte) (value, bool) {
 }
 
 func (s *source) reportSecond(root value) {
-	s.problem(root.position(), "", "a second YAML document begins here: expected one in a file, or manifests of Kubernetes")
+	s.problem(root.position(), "",
+		"a second YAML document begins here: expected one in a file, or manifests of Kubernetes")
 }
 
 func (s *source) checkRoot(root value) bool {
@@ -81,8 +88,8 @@ func (s *source) checkRoot(root value) bool {
 	return true
 }
 
-// openAll parses data and returns the roots of its documents but for empty ones; a single absent
-// one if there are no others. It returns false after it has reported a problem.
+// openAll parses data and returns the roots of its documents except empty ones; a single absent one
+// if there are no others. If it returns false, it has reported a problem.
 func (s *source) openAll(data []byte) ([]value, bool) {
 	nothing := []value{{source: s, line: s.offset + 1}}
 	if len(data) > documentBytes {
@@ -118,8 +125,9 @@ func (s *source) openAll(data []byte) ([]value, bool) {
 	return roots, true
 }
 
-// syntax reports why the parser stopped, on the line where it had to. Its error names only the
-// line where the list or mapping began, and that one line too early, so its marks are read.
+// syntax reports why the parser stopped, on the line where it stopped. The parser's error names
+// only the line where the list or mapping began, and that one line too early, so syntax reads the
+// parser's marks.
 func (s *source) syntax(err error, decoder any, data []byte) {
 	message := strings.TrimPrefix(err.Error(), "yaml: ")
 	named := 1
@@ -137,7 +145,8 @@ func (s *source) syntax(err error, decoder any, data []byte) {
 		s.problem(position{file: s.file, line: s.offset + line}, quote(found), notRendered)
 		return
 	}
-	if indentation, _, _ := strings.Cut(lines[stop-1], strings.TrimLeft(lines[stop-1], " \t")); strings.Contains(indentation, "\t") {
+	if indentation, _, _ := strings.Cut(lines[stop-1], strings.TrimLeft(lines[stop-1], " \t")); strings.Contains(
+		indentation, "\t") {
 		message = "a tab in the indentation: expected spaces"
 	} else if begin.line < stop && begin.what != "" {
 		message += fmt.Sprintf(", %s that begins on line %d", begin.what, s.offset+begin.line)
@@ -145,9 +154,9 @@ func (s *source) syntax(err error, decoder any, data []byte) {
 	s.problem(position{file: s.file, line: s.offset + stop}, "", "not valid YAML: "+message)
 }
 
-// unrendered returns the line of a placeholder that can be why the parser stopped, and its text; "" for
-// none. It is on that line, before it in the brackets that have no end there, or alone on the line
-// before. In other places it is text.
+// unrendered returns the line and the text of a placeholder that may be why the parser stopped; ""
+// for none. Such a placeholder is on that line, before it in the brackets that are still open
+// there, or alone on the line before. Elsewhere a placeholder is text.
 func unrendered(lines []string, stop int, begin begun) (line int, text string) {
 	brackets := strings.Contains(begin.what, "flow")
 	first := stop - 1
@@ -170,13 +179,14 @@ func unrendered(lines []string, stop int, begin begun) (line int, text string) {
 // quotedText is text in quotes that ends on its line.
 var quotedText = regexp.MustCompile(`"(\\.|[^"\\])*"|'[^']*'`)
 
-// begun is what the parser was reading when it stopped: "while parsing a flow sequence".
+// begun is what the parser was reading when it stopped, such as "while parsing a flow sequence".
 type begun struct {
 	what string
 	line int
 }
 
-// reportPlaceholders reports what YAML reads as a mapping whose key is a mapping: "a: {{ .Values.a }}".
+// reportPlaceholders reports placeholders that YAML reads as a mapping whose key is a mapping: "a:
+// {{ .Values.a }}".
 func (s *source) reportPlaceholders(node *yaml.Node, lines []string) (found bool) {
 	for i, child := range node.Content {
 		if node.Kind == yaml.MappingNode && i%2 == 0 && child.Kind == yaml.MappingNode && child.Line <= len(lines) {
@@ -191,13 +201,14 @@ func (s *source) reportPlaceholders(node *yaml.Node, lines []string) (found bool
 	return found
 }
 
-// parserMarks returns the line where the decoder's parser stopped. The library has no other way
-// to tell than its fields (go.yaml.in/yaml/v3, yamlprivateh.go); TestSyntaxLines sees it if they
-// change, and the line is then 0.
+// parserMarks returns the line where the decoder's parser stopped. Only the library's private
+// fields have it (go.yaml.in/yaml/v3, yamlprivateh.go). If they change, the line is 0, and
+// TestSyntaxLines fails.
 func parserMarks(decoder any, data []byte) (stop int, begin begun) {
 	field := func(v reflect.Value, names ...string) reflect.Value {
 		for _, name := range names {
-			if v = reflect.Indirect(v); v.Kind() != reflect.Struct {
+			v = reflect.Indirect(v)
+			if v.Kind() != reflect.Struct {
 				return reflect.Value{}
 			}
 			v = v.FieldByName(name)
@@ -205,7 +216,8 @@ func parserMarks(decoder any, data []byte) (stop int, begin begun) {
 		return v
 	}
 	number := func(v reflect.Value, names ...string) int {
-		if v = field(v, names...); v.CanInt() {
+		v = field(v, names...)
+		if v.CanInt() {
 			return int(v.Int())
 		}
 		return 0
@@ -217,26 +229,29 @@ func parserMarks(decoder any, data []byte) (stop int, begin begun) {
 	}
 	begin = begun{field(parser, "context").String(), number(parser, "context_mark", "line") + 1}
 	switch {
-	case field(parser, "problem").String() == "": // Not the syntax: an alias of nothing.
+	case field(parser, "problem").String() == "": // Not a syntax error: an alias without an anchor.
 		return number(nodes, "event", "start_mark", "line") + 1, begun{}
-	case number(parser, "problem_mark", "index") == 0: // A character that no document may have.
+	case number(parser, "problem_mark", "index") == 0: // A character that no document may contain.
 		before := data[:min(number(parser, "problem_offset"), len(data))]
 		return bytes.Count(before, []byte("\n")) + 1, begun{}
 	}
 	return number(parser, "problem_mark", "line") + 1, begin
 }
 
-// tooLarge says why the document is too large to be read, "" if it is not. An alias that
-// contains itself is nested too deeply. nodes are those of the documents before it in the file.
+// tooLarge returns why the document is too large to be read; "" if it is not. An alias that
+// contains itself counts as nested too deeply. nodes is the number in the earlier documents of the
+// file.
 func tooLarge(root *yaml.Node, nodes *int) string {
 	var measure func(node *yaml.Node, depth int) string
 	measure = func(node *yaml.Node, depth int) string {
 		*nodes++
 		switch {
 		case *nodes > documentNodes:
-			return fmt.Sprintf("the document has more than %d keys and values, those behind aliases counted each time", documentNodes)
+			return fmt.Sprintf("the document has more than %d keys and values, those behind aliases counted each time",
+				documentNodes)
 		case depth > documentDepth:
-			return fmt.Sprintf("the document is nested deeper than %d levels, those behind aliases counted", documentDepth)
+			return fmt.Sprintf("the document is nested deeper than %d levels, those behind aliases counted",
+				documentDepth)
 		case node.Kind == yaml.AliasNode:
 			return measure(node.Alias, depth+1)
 		}
@@ -250,9 +265,9 @@ func tooLarge(root *yaml.Node, nodes *int) string {
 	return measure(root, 1)
 }
 
-// value is a position in a document and what is written there, if anything.
-// Methods such as text and number report a value of the wrong type, and say
-// whether they return something. An absent value is no problem to them.
+// value is a position in a document, with the value written there, if any. Methods such as text and
+// number report a value of the wrong type; their second result is whether they return something. An
+// absent value is not a problem for them.
 type value struct {
 	source *source
 	path   string
@@ -261,21 +276,26 @@ type value struct {
 	node *yaml.Node
 }
 
-// newValue follows aliases, but keeps the alias's line, where a reader looks first.
+// newValue follows aliases, but keeps the line of the alias, where a reader looks first.
 func (s *source) newValue(path string, node *yaml.Node) value {
-	v := value{source: s, path: path, line: s.offset + node.Line, node: node}
+	v := value{
+		source: s,
+		path:   path,
+		line:   s.offset + node.Line,
+		node:   node,
+	}
 	for v.node.Kind == yaml.AliasNode {
 		v.node = v.node.Alias
 	}
 	return v
 }
 
-// absent says that the key is missing or has no value: "flags:", "flags: null".
+// absent reports whether the key is missing or has no value: "flags:", "flags: null".
 func (v value) absent() bool {
 	return v.node == nil || v.node.Kind == yaml.ScalarNode && v.node.ShortTag() == "!!null"
 }
 
-// shape is the kind of a value, as far as the reader distinguishes kinds.
+// shape is the kind of a value, as far as the reader distinguishes them.
 type shape int
 
 const (
@@ -303,9 +323,15 @@ func (v value) shape() shape {
 	return shapeOther
 }
 
-func (v value) position() position { return position{file: v.source.file, line: v.line, path: v.path} }
+func (v value) position() position {
+	return position{
+		file: v.source.file,
+		line: v.line,
+		path: v.path,
+	}
+}
 
-// problem reports the value, which the message quotes.
+// problem reports the value, which is quoted with the message.
 func (v value) problem(message string) {
 	v.source.problem(v.position(), v.shown(), message)
 }
@@ -314,10 +340,14 @@ func (v value) problem(message string) {
 func (v value) problemHere(message string) { v.source.problem(v.position(), "", message) }
 
 func (v value) note(message string) {
-	v.source.notes = append(v.source.notes, Note{Line: v.line, Path: v.path, Message: message})
+	v.source.notes = append(v.source.notes, Note{
+		Line:    v.line,
+		Path:    v.path,
+		Message: message,
+	})
 }
 
-// shown is the value as a message quotes it, "" if the key is missing.
+// shown returns the value as a message quotes it; "" if the key is missing.
 func (v value) shown() string {
 	switch v.shape() {
 	case shapeMapping:
@@ -332,18 +362,18 @@ func (v value) shown() string {
 	case shapeText:
 		return quote(v.node.Value)
 	}
-	// Anything else without a style is a bare number, date or boolean.
+	// Any other value without a style is a bare number, date or boolean.
 	if v.node.Style == 0 && len(v.node.Value) <= valueShown {
 		return v.node.Value
 	}
 	return quote(v.node.Value)
 }
 
-// text reads a string. It refuses a bare yes, no, on, off, y or n, because
-// NVIDIA's plugin reads YAML 1.1, where these are booleans.
+// text reads a string. It refuses a bare yes, no, on, off, y or n, because NVIDIA's plugin reads
+// YAML 1.1, where these are booleans.
 func (v value) text() (string, bool) { return v.textOf("expected text") }
 
-// textOf is text; expected is the problem of a value of another type.
+// textOf is text with its own message, expected, for a value of another type.
 func (v value) textOf(expected string) (string, bool) {
 	if v.absent() {
 		return "", false
@@ -359,7 +389,7 @@ func (v value) textOf(expected string) (string, bool) {
 	return v.node.Value, true
 }
 
-// oneOf reads a string that has to be one of the choices.
+// oneOf reads a string that must be one of the choices.
 func (v value) oneOf(choices ...string) (string, bool) {
 	expected := "expected " + alternatives(choices)
 	text, ok := v.textOf(expected)
@@ -370,7 +400,7 @@ func (v value) oneOf(choices ...string) (string, bool) {
 	return text, ok
 }
 
-// choice is oneOf for a named type. It returns otherwise where the value is absent or wrong.
+// choice is oneOf for a named type. It returns otherwise if the value is absent or wrong.
 func choice[T ~string](v value, otherwise T, choices ...T) T {
 	texts := make([]string, len(choices))
 	for i, c := range choices {
@@ -382,7 +412,7 @@ func choice[T ~string](v value, otherwise T, choices ...T) T {
 	return otherwise
 }
 
-// duration reads a duration within bounds; expected is the problem of another one.
+// duration reads a duration within the limits; expected is the message for any other value.
 func (v value) duration(shortest, longest time.Duration, expected string) (time.Duration, bool) {
 	text, ok := v.textOf(expected)
 	if !ok {
@@ -437,7 +467,7 @@ func (v value) number() (int, bool) {
 	return 0, false
 }
 
-// texts reads a list of strings. A single string is a list of one.
+// texts reads a list of strings. A single string is a list with one item.
 func (v value) texts() ([]value, bool) {
 	switch v.shape() {
 	case shapeList:
@@ -466,7 +496,8 @@ func (v value) items() ([]value, bool) {
 	return items, true
 }
 
-// itemsQuietly and pairsQuietly are items and pairs where any value is as it should be; they report nothing.
+// itemsQuietly and pairsQuietly are items and pairs for places where any value is valid: they
+// report nothing.
 func (v value) itemsQuietly() (items []value) {
 	if v.shape() == shapeList {
 		items, _ = v.items()
@@ -480,7 +511,12 @@ func (v value) pairsQuietly() []entry {
 	}
 	quiet := *v.source
 	quiet.problems = new(Problems)
-	entries := value{source: &quiet, path: v.path, line: v.line, node: v.node}.pairs()
+	entries := value{
+		source: &quiet,
+		path:   v.path,
+		line:   v.line,
+		node:   v.node,
+	}.pairs()
 	for i := range entries {
 		entries[i].value.source = v.source
 	}
@@ -493,14 +529,18 @@ type entry struct {
 	value value
 }
 
-// problem reports the key itself.
+// problem reports a problem of the key itself.
 func (e entry) problem(message string) {
 	e.value.source.problem(position{e.value.source.file, e.line, e.value.path}, quote(e.key), message)
 }
 
-// note notes something at the key.
+// note adds a note about the key.
 func (e entry) note(message string) {
-	e.value.source.notes = append(e.value.source.notes, Note{Line: e.line, Path: e.value.path, Message: message})
+	e.value.source.notes = append(e.value.source.notes, Note{
+		Line:    e.line,
+		Path:    e.value.path,
+		Message: message,
+	})
 }
 
 // fields are the entries of a mapping whose possible keys are known.
@@ -514,7 +554,11 @@ func (f fields) field(key string) value {
 	if v, ok := f.entries[key]; ok {
 		return v
 	}
-	return value{source: f.parent.source, path: join(f.parent.path, key), line: f.parent.line}
+	return value{
+		source: f.parent.source,
+		path:   join(f.parent.path, key),
+		line:   f.parent.line,
+	}
 }
 
 // required is like field, and reports an absent value.
@@ -526,11 +570,14 @@ func (f fields) required(key string) value {
 	return v
 }
 
-// gkeKeys are those of GKE's plugin in gpu_config.json (container-engine-accelerators,
+// gkeKeys are the keys of GKE's plugin in gpu_config.json (container-engine-accelerators,
 // pkg/gpu/nvidia/manager.go), at all levels.
-var gkeKeys = []string{"GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "GPUSharingConfig", "GPUSharingStrategy", "MaxSharedClientsPerGPU", "HealthCriticalXid"}
+var gkeKeys = []string{
+	"GPUPartitionSize", "MaxTimeSharedClientsPerGPU", "GPUSharingConfig", "GPUSharingStrategy",
+	"MaxSharedClientsPerGPU", "HealthCriticalXid",
+}
 
-// mapping reads a mapping and reports any key that is not one of the known ones.
+// mapping reads a mapping and reports any unknown key.
 func (v value) mapping(known ...string) fields {
 	f := fields{parent: v, entries: make(map[string]value)}
 	for _, e := range v.pairs() {
@@ -549,9 +596,9 @@ func (v value) mapping(known ...string) fields {
 	return f
 }
 
-// pairs reads a mapping with arbitrary keys, in the order of the document. A repeated key is
-// reported and left out. A merge key ("<<") adds those keys of another mapping, or of a list
-// of mappings, that the mapping does not have itself.
+// pairs reads a mapping with arbitrary keys, in the order of the document. It reports and omits
+// repeated keys. A merge key ("<<") adds the keys of another mapping, or of a list of mappings,
+// that the mapping does not have itself.
 func (v value) pairs() []entry {
 	if v.absent() {
 		return nil
@@ -576,7 +623,8 @@ func (v value) pairs() []entry {
 		name := key.node.Value
 		path := join(v.path, name)
 		if first, again := lines[name]; again {
-			v.source.problem(position{v.source.file, key.line, path}, "", "the key is repeated, it is on line "+strconv.Itoa(first)+" already")
+			v.source.problem(position{v.source.file, key.line, path}, "",
+				"the key is repeated, it is on line "+strconv.Itoa(first)+" already")
 			continue
 		}
 		lines[name] = key.line
@@ -600,7 +648,7 @@ func (v value) pairs() []entry {
 	return own
 }
 
-// join appends a key to a path, in quotes where it would be unreadable without.
+// join appends a key to a path, in quotes if it would be unreadable without them.
 func join(path, key string) string {
 	plain := key != "" && len(key) <= valueShown && strings.Trim(key, keyCharacters) == ""
 	switch {

@@ -14,68 +14,68 @@ type Instance struct {
 	// Profile is the GPU instance's profile; its Compute equals its Slices.
 	Profile   Profile   `json:"profile"`
 	Placement Placement `json:"placement"`
-	// Computes are its compute instances, in any order. A GPU instance without any
-	// takes up its slots all the same, but is not in use.
+	// Computes are the compute instances, in any order. A GPU instance without compute instances
+	// still occupies its slots, but is not in use.
 	Computes []Compute `json:"computes,omitempty"`
 }
 
-// Compute is a compute instance, which is what Kubernetes knows as a MIG device.
+// Compute is a compute instance, which Kubernetes calls a MIG device.
 type Compute struct {
 	// CI is the driver's compute instance ID, unique in its GPU instance.
 	CI int `json:"ci"`
 	// Slices is the number of compute slices, the C of "Cc.Gg.Mgb".
 	Slices int    `json:"slices"`
 	UUID   string `json:"uuid"`
-	// Busy says that a pod or a process uses it, or that this is unknown.
+	// Busy is true if a pod or a process uses it, or if that is unknown.
 	Busy bool `json:"busy,omitempty"`
 }
 
-// Partition is the profile of one of the GPU instance's compute instances.
+// Partition returns the profile of one of the GPU instance's compute instances.
 func (i Instance) Partition(c Compute) Profile {
 	p := i.Profile
 	p.Compute = c.Slices
 	return p
 }
 
-// Change leads a GPU to its wanted layout, or as far as the partitions in use allow.
+// Change brings a GPU to its wanted layout, or as close to it as the partitions in use allow.
 type Change struct {
-	// Steps are in the order in which they have to be made. There are none if
-	// nothing can be done now. Everything is destroyed before anything is created.
+	// Steps are in the order in which they must be made; none if nothing can be done now.
+	// Everything is destroyed before anything is created.
 	Steps []Step `json:"steps,omitempty"`
-	// Doomed are the sorted UUIDs of the partitions that the steps destroy, Kept
-	// those of the others, blocked ones included.
+	// Doomed are the sorted UUIDs of the partitions that the steps destroy; Kept are the UUIDs of
+	// the others, including blocked ones.
 	Doomed []string `json:"doomed,omitempty"`
 	Kept   []string `json:"kept,omitempty"`
-	// Blocked are the partitions in use because of which the layout cannot be
-	// completed yet, sorted by placement.
+	// Blocked are the partitions in use that prevent the completion of the layout, sorted by
+	// placement.
 	Blocked []Blocked `json:"blocked,omitempty"`
 	// Result are the GPU's partitions after the steps, sorted by placement.
 	Result []Partition `json:"result,omitempty"`
-	// MIG is the mode after the steps.
+	// MIG is the MIG mode after the steps.
 	MIG bool `json:"-"`
 }
 
-// Target is how the GPU is partitioned after the steps.
+// Target returns how the GPU is partitioned after the steps.
 func (c Change) Target() PlacedLayout { return PlacedLayout{MIG: c.MIG, Partitions: c.Result} }
 
-// Complete says that the GPU has the wanted layout after the steps.
+// Complete reports whether the GPU has the wanted layout after the steps.
 func (c Change) Complete() bool { return len(c.Blocked) == 0 }
 
-// Empty says that there is nothing to do now: the GPU has its layout, or it waits
-// for partitions in use.
+// Empty reports whether there is nothing to do now: the GPU has its layout, or waits for partitions
+// in use.
 func (c Change) Empty() bool { return len(c.Steps) == 0 }
 
 // Blocked is a partition in use that the wanted layout does not have.
 type Blocked struct {
 	Partition
 	UUID string `json:"uuid"`
-	// Waiting are the wanted partitions that cannot be created while it exists,
-	// where they will be. There are none if it is merely one too many, or if only
-	// switching off MIG mode has to wait.
+	// Waiting are the wanted partitions that cannot be created while this one exists, with their
+	// future placements. There are none if this partition is merely surplus, or if it only prevents
+	// switching off MIG mode.
 	Waiting []Partition `json:"waiting,omitempty"`
 }
 
-// String says what is in use, and what waits for it.
+// String returns a text about the partition and the wanted partitions that wait for it.
 func (b Blocked) String() string {
 	text := fmt.Sprintf("%s at %s is in use", b.Profile, b.Placement)
 	if len(b.Waiting) == 0 {
@@ -88,17 +88,17 @@ func (b Blocked) String() string {
 	return text + ", in the way of " + strings.Join(waiting, ", ")
 }
 
-// Step is one call of the driver that changes a GPU.
+// Step is one driver call that changes a GPU.
 type Step struct {
 	Action Action `json:"action"`
-	// Placement identifies the GPU instance, which exists or is created by an
-	// earlier step. It is zero for a change of the mode.
+	// Placement identifies the GPU instance, which exists or is created by an earlier step. It is
+	// zero for a change of the MIG mode.
 	Placement Placement `json:"placement"`
-	// Profile is that of the GPU instance or, for a compute instance, that of the
-	// partition. It is zero for a change of the mode.
+	// Profile is the profile of the GPU instance or, for a compute instance, of the partition. It
+	// is zero for a change of the MIG mode.
 	Profile Profile `json:"profile"`
-	// GI is the driver's ID of the GPU instance, -1 if it does not exist yet. CI and
-	// UUID are those of the compute instance to destroy; for any other action CI is -1.
+	// GI is the driver's ID of the GPU instance; -1 if it does not exist yet. CI and UUID identify
+	// the compute instance to destroy; for any other action CI is -1.
 	GI   int    `json:"gi"`
 	CI   int    `json:"ci"`
 	UUID string `json:"uuid,omitempty"`
@@ -136,35 +136,34 @@ func (s Step) String() string {
 	return string(s.Action)
 }
 
-// Why a step can fail, for errors.Is.
+// The reasons why a step can fail, for errors.Is.
 var (
-	// ErrInUse says that a partition or GPU is in use, whoever uses it.
+	// ErrInUse means that a partition or GPU is in use, by a pod or by any other program.
 	ErrInUse = errors.New("in use")
-	// ErrUnlistedClient says of what is in use that the driver lists no process that uses it.
+	// ErrUnlistedClient means that the driver lists no process that uses the busy partition or GPU.
 	ErrUnlistedClient = errors.New("by a program that is in no list of the driver")
-	// ErrNoPermission says that this process may not partition GPUs.
+	// ErrNoPermission means that this process may not partition GPUs.
 	ErrNoPermission = errors.New("not permitted")
-	// ErrResetRequired says that the GPU has to be reset first.
+	// ErrResetRequired means that the GPU must be reset first.
 	ErrResetRequired = errors.New("the GPU must be reset")
 )
 
-// PlacedLayout is a layout whose partitions have their places.
+// PlacedLayout is a layout whose partitions have their placements.
 type PlacedLayout struct {
 	MIG bool `json:"mig"`
 	// Partitions are sorted by placement.
 	Partitions []Partition `json:"partitions"`
 }
 
-// Steps returns the steps that lead from the mode and GPU instances that a GPU has
-// to exactly the target. The target alone decides which partitions stay. After a
-// step, Steps of what the GPU has then returns the remaining ones, so a change can
-// be interrupted and resumed after any step.
+// Steps returns the steps that lead from the GPU's current mode and GPU instances to exactly the
+// target. The target alone decides which partitions stay. A change can be interrupted and resumed
+// after any step: Steps then returns the remaining steps.
 //
-// Everything is destroyed before anything is created. All compute instances are
-// destroyed before the first GPU instance, because the driver calls a GPU instance
-// in use for a moment after its last compute instance was destroyed. Of
-// interchangeable partitions, those in use stay. If one in use would have to be
-// destroyed all the same, the error wraps ErrInUse, and there are no steps.
+// Everything is destroyed before anything is created. All compute instances are destroyed before
+// the first GPU instance, because the driver reports a GPU instance as in use for a moment after
+// its last compute instance is destroyed. Of interchangeable partitions, the ones in use stay. If a
+// partition in use would still have to be destroyed, the error wraps ErrInUse and there are no
+// steps.
 func Steps(mode bool, have []Instance, target PlacedLayout) ([]Step, error) {
 	wanted := map[Placement][]Profile{}
 	if target.MIG {
@@ -179,7 +178,13 @@ func Steps(mode bool, have []Instance, target PlacedLayout) ([]Step, error) {
 			delete(wanted, instance.Placement)
 		} else {
 			want = nil
-			instances = append(instances, Step{Action: DestroyInstance, Profile: instance.Profile, Placement: instance.Placement, GI: instance.GI, CI: -1})
+			instances = append(instances, Step{
+				Action:    DestroyInstance,
+				Profile:   instance.Profile,
+				Placement: instance.Placement,
+				GI:        instance.GI,
+				CI:        -1,
+			})
 		}
 		destroyed, created, err := instance.steps(want)
 		if err != nil {
@@ -188,14 +193,27 @@ func Steps(mode bool, have []Instance, target PlacedLayout) ([]Step, error) {
 		computes, create = append(computes, destroyed...), append(create, created...)
 	}
 	for at, profiles := range wanted {
-		create = append(create, Step{Action: CreateInstance, Profile: profiles[0].Instance(), Placement: at, GI: -1, CI: -1})
+		create = append(create, Step{
+			Action:    CreateInstance,
+			Profile:   profiles[0].Instance(),
+			Placement: at,
+			GI:        -1,
+			CI:        -1,
+		})
 		for _, profile := range profiles {
-			create = append(create, Step{Action: CreateCompute, Profile: profile, Placement: at, GI: -1, CI: -1})
+			create = append(create, Step{
+				Action:    CreateCompute,
+				Profile:   profile,
+				Placement: at,
+				GI:        -1,
+				CI:        -1,
+			})
 		}
 	}
 	slices.SortStableFunc(create, func(a, b Step) int {
-		// By place, and a GPU instance before its compute instances.
-		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(b.Action, a.Action), b.Profile.Compare(a.Profile))
+		// By position, and a GPU instance before its compute instances.
+		return cmp.Or(cmp.Compare(a.Placement.Start, b.Placement.Start), cmp.Compare(b.Action, a.Action),
+			b.Profile.Compare(a.Profile))
 	})
 	if mode != target.MIG {
 		instances = append(instances, ModeStep(target.MIG))
@@ -203,18 +221,26 @@ func Steps(mode bool, have []Instance, target PlacedLayout) ([]Step, error) {
 	return slices.Concat(computes, instances, create), nil
 }
 
-// ModeStep is the step that switches MIG mode on or off.
+// ModeStep returns the step that switches MIG mode on or off.
 func ModeStep(on bool) Step {
 	if on {
-		return Step{Action: EnableMIG, GI: -1, CI: -1}
+		return Step{
+			Action: EnableMIG,
+			GI:     -1,
+			CI:     -1,
+		}
 	}
-	return Step{Action: DisableMIG, GI: -1, CI: -1}
+	return Step{
+		Action: DisableMIG,
+		GI:     -1,
+		CI:     -1,
+	}
 }
 
-// steps leave the GPU instance with exactly the wanted partitions.
+// steps returns the steps that leave the GPU instance with exactly the wanted partitions.
 func (i Instance) steps(want []Profile) (destroy, create []Step, err error) {
 	want = slices.Clone(want)
-	rank := map[bool]int{false: 1} // Those in use come first.
+	rank := map[bool]int{false: 1} // Partitions in use come first.
 	computes := slices.SortedFunc(slices.Values(i.Computes), func(a, b Compute) int {
 		return cmp.Or(cmp.Compare(rank[a.Busy], rank[b.Busy]), cmp.Compare(a.CI, b.CI))
 	})
@@ -227,10 +253,23 @@ func (i Instance) steps(want []Profile) (destroy, create []Step, err error) {
 		if c.Busy {
 			return nil, nil, fmt.Errorf("%s at %s (%s): %w", profile, i.Placement, c.UUID, ErrInUse)
 		}
-		destroy = append(destroy, Step{Action: DestroyCompute, Profile: profile, Placement: i.Placement, GI: i.GI, CI: c.CI, UUID: c.UUID})
+		destroy = append(destroy, Step{
+			Action:    DestroyCompute,
+			Profile:   profile,
+			Placement: i.Placement,
+			GI:        i.GI,
+			CI:        c.CI,
+			UUID:      c.UUID,
+		})
 	}
 	for _, profile := range want {
-		create = append(create, Step{Action: CreateCompute, Profile: profile, Placement: i.Placement, GI: i.GI, CI: -1})
+		create = append(create, Step{
+			Action:    CreateCompute,
+			Profile:   profile,
+			Placement: i.Placement,
+			GI:        i.GI,
+			CI:        -1,
+		})
 	}
 	return destroy, create, nil
 }

@@ -8,22 +8,21 @@ import (
 	"slices"
 )
 
-// NewChange returns the smallest change of a GPU to the wanted layout. mode says
-// whether MIG mode is on now; have are all GPU instances of the GPU.
+// NewChange returns the smallest change of a GPU to the wanted layout. mode is true if MIG mode is
+// on now; have are all GPU instances of the GPU.
 //
-// Partitions that the layout has stay as they are, and those in use are neither
-// destroyed nor moved. A free one moves only if the layout is impossible
-// otherwise, so that as few as possible are destroyed and created. The search is
-// exact: if the layout can be reached, it is. If partitions in use are in the
-// way, Blocked names as few of them as possible, and the steps do what can be
-// done already and will not have to be undone: they destroy what the layout does
-// not have, and create what fits.
+// Partitions that are part of the layout stay, and partitions in use are neither destroyed nor
+// moved. A free partition moves only if the layout is impossible otherwise, so that as few
+// partitions as possible are destroyed and created. The search is exact: if the layout can be
+// reached, it is. If partitions in use are in the way, Blocked names as few of them as possible,
+// and the steps do everything that is possible now and will not have to be undone: they destroy
+// partitions that the layout does not have, and create those that fit.
 //
-// The caller has to check that nobody uses the GPU as a whole before EnableMIG.
+// Before EnableMIG, the caller must check that no process uses the GPU as a whole.
 //
-// The error says that no GPU with this geometry can have the layout, and wraps
-// ErrNoRoom, ErrUnknownProfile or ErrNoMIG; or that have contradicts itself. The
-// Change is then zero.
+// It is an error if no GPU with this geometry can have the layout; the error then wraps ErrNoRoom,
+// ErrUnknownProfile or ErrNoMIG. It is also an error if have contradicts itself. With an error, the
+// Change is zero.
 func NewChange(g Geometry, mode bool, have []Instance, want Layout) (Change, error) {
 	if want.MIG && len(g.Profiles) == 0 && !g.Unlisted {
 		return Change{}, fmt.Errorf("enable MIG: %w", ErrNoMIG)
@@ -40,34 +39,38 @@ func NewChange(g Geometry, mode bool, have []Instance, want Layout) (Change, err
 		return Change{}, err
 	}
 	search := newKeepSearch(g, have, wanted)
-	// There always is a best outcome, because the layout fits on the empty GPU.
+	// There is always a best outcome, because the layout fits on the empty GPU.
 	search.choose(0, 0)
 	change := search.best.change()
-	// MIG mode cannot be switched off before the last partition in use is gone.
+	// MIG mode can be switched off only when the last partition in use is gone.
 	change.MIG = want.MIG || mode && !change.Complete()
-	if change.Steps, err = Steps(mode, have, change.Target()); err != nil {
+	change.Steps, err = Steps(mode, have, change.Target())
+	if err != nil {
 		return Change{}, err
 	}
 	return change, nil
 }
 
-// checked returns a copy of the GPU instances sorted by start, with their compute
-// instances sorted by CI. The error says in what they contradict each other or the GPU.
+// checked returns a copy of the GPU instances sorted by start, with their compute instances sorted
+// by CI. It is an error if they contradict each other or the GPU.
 func (g Geometry) checked(mode bool, have []Instance) ([]Instance, error) {
 	if !mode && len(have) > 0 {
 		return nil, errors.New("a GPU with MIG off has GPU instances")
 	}
-	sorted := slices.SortedFunc(slices.Values(have), func(a, b Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
+	sorted := slices.SortedFunc(slices.Values(have),
+		func(a, b Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	outlines := make([]Partition, len(sorted))
 	for i, instance := range sorted {
 		outlines[i] = Partition{instance.Profile, instance.Placement}
-		computes := slices.SortedFunc(slices.Values(instance.Computes), func(a, b Compute) int { return cmp.Compare(a.CI, b.CI) })
+		computes := slices.SortedFunc(slices.Values(instance.Computes),
+			func(a, b Compute) int { return cmp.Compare(a.CI, b.CI) })
 		sorted[i].Computes = computes
 		free := instance.Profile.Slices
 		for _, c := range computes {
 			free -= c.Slices
 			if c.Slices < 1 || free < 0 {
-				return nil, fmt.Errorf("partition %s of GPU instance %d does not fit its %d slices", c.UUID, instance.GI, instance.Profile.Slices)
+				return nil, fmt.Errorf("partition %s of GPU instance %d does not fit its %d slices", c.UUID,
+					instance.GI, instance.Profile.Slices)
 			}
 		}
 	}
@@ -75,7 +78,7 @@ func (g Geometry) checked(mode bool, have []Instance) ([]Instance, error) {
 	return sorted, err
 }
 
-// existing is a partition that the GPU has.
+// existing is an existing partition of the GPU.
 type existing struct {
 	Compute
 	profile Profile
@@ -89,7 +92,12 @@ func newKeepSearch(g Geometry, have []Instance, wanted []Profile) *keepSearch {
 	for i, info := range g.Profiles {
 		g.Profiles[i].Starts = preferred(info)
 	}
-	k := &keepSearch{geometry: g, have: have, wanted: wanted, unmet: make(map[Profile]int)}
+	k := &keepSearch{
+		geometry: g,
+		have:     have,
+		wanted:   wanted,
+		unmet:    make(map[Profile]int),
+	}
 	for _, p := range wanted {
 		k.unmet[p]++
 	}
@@ -107,8 +115,8 @@ func newKeepSearch(g Geometry, have []Instance, wanted []Profile) *keepSearch {
 	return k
 }
 
-// rank sorts partitions by how much they are worth keeping: those in use come
-// first, then those where Place would put them, because they leave most room.
+// rank sorts partitions by how much they are worth keeping: first those in use, then those where
+// Place would put them, because they leave the most room.
 func (k *keepSearch) rank(p, q existing) int {
 	return cmp.Or(
 		cmp.Compare(k.weight(q), k.weight(p)),
@@ -118,7 +126,7 @@ func (k *keepSearch) rank(p, q existing) int {
 	)
 }
 
-// detour is the number of starts that Place would try before the one of the GPU instance.
+// detour returns how many other starts Place would try before the GPU instance's start.
 func (k *keepSearch) detour(i int) int {
 	starts := k.geometry.infoOf(k.have[i].Profile).Starts
 	if at := slices.Index(starts, k.have[i].Placement.Start); at >= 0 {
@@ -127,8 +135,8 @@ func (k *keepSearch) detour(i int) int {
 	return len(starts)
 }
 
-// weight says how much keeping the partition counts: one in use counts more than
-// all free ones together.
+// weight returns how much it counts to keep the partition: one in use counts more than all free
+// ones together.
 func (k *keepSearch) weight(p existing) int {
 	if p.Busy {
 		return len(k.existing) + 1
@@ -136,19 +144,19 @@ func (k *keepSearch) weight(p existing) int {
 	return 1
 }
 
-// keepSearch looks for the partitions to keep by backtracking. What is feasible
-// with some partitions is feasible with fewer, which cuts off most branches. A GPU
-// has at most 7 partitions, so there are 128 choices at worst.
+// keepSearch finds the partitions to keep by backtracking. If a set of partitions is feasible,
+// every subset of it is too, which cuts off most branches. A GPU has at most 7 partitions, so there
+// are at most 128 choices.
 type keepSearch struct {
 	geometry Geometry
 	have     []Instance
 	// existing are the partitions of have, sorted by rank.
 	existing []existing
-	// wanted are the partitions of the layout, largest first. unmet counts those
-	// for which no partition is kept so far.
+	// wanted are the partitions of the layout, largest first. unmet counts the wanted partitions
+	// for which no existing one is kept so far.
 	wanted []Profile
 	unmet  map[Profile]int
-	// kept says which of the existing partitions become part of the layout.
+	// kept has, for each existing partition, whether it becomes part of the layout.
 	kept []bool
 	// weightFrom is the weight of existing[n:], by n.
 	weightFrom []int
@@ -156,7 +164,7 @@ type keepSearch struct {
 	best outcome
 }
 
-// outcome is the layout that a choice of kept partitions leads to.
+// outcome is the layout that results from a choice of kept partitions.
 type outcome struct {
 	search    *keepSearch
 	kept      []bool
@@ -166,8 +174,8 @@ type outcome struct {
 	ready int
 }
 
-// better prefers keeping what exists, then creating as much as possible now, then
-// few GPU instances, which leave more room.
+// better reports whether o is better: it keeps more of the existing partitions, or else creates
+// more partitions now, or else has fewer GPU instances, which leaves more room.
 func (o outcome) better(than outcome) bool {
 	return than.kept == nil || cmp.Or(
 		cmp.Compare(o.weight, than.weight),
@@ -176,7 +184,7 @@ func (o outcome) better(than outcome) bool {
 	) > 0
 }
 
-// choose decides on existing[n:]; weight is that of the partitions kept so far.
+// choose decides about existing[n:]; weight is the weight of the partitions kept so far.
 func (k *keepSearch) choose(n, weight int) {
 	if k.best.kept != nil && weight+k.weightFrom[n] < k.best.weight {
 		return
@@ -200,16 +208,20 @@ func (k *keepSearch) choose(n, weight int) {
 	k.choose(n+1, weight)
 }
 
-// feasible says that the rest of the layout fits beside the kept partitions after
-// all others are destroyed.
+// feasible reports whether the rest of the layout fits beside the kept partitions after all others
+// are destroyed.
 func (k *keepSearch) feasible() bool {
 	live := k.live(k.kept)
 	all := k.geometry.assign(k.missing(), live)
-	s := search{geometry: k.geometry, fresh: all[len(live):], placed: all[:len(live):len(live)]}
+	s := search{
+		geometry: k.geometry,
+		fresh:    all[len(live):],
+		placed:   all[:len(live):len(live)],
+	}
 	return s.place(0, 0, anyPlaces)
 }
 
-// live are the GPU instances with a chosen partition, sorted by start.
+// live returns the GPU instances with a chosen partition, sorted by start.
 func (k *keepSearch) live(chosen []bool) []instance {
 	var partitions []Partition
 	for n, p := range k.existing {
@@ -217,11 +229,11 @@ func (k *keepSearch) live(chosen []bool) []instance {
 			partitions = append(partitions, Partition{p.profile, k.have[p.instance].Placement})
 		}
 	}
-	live, _ := k.geometry.instances(partitions) // All of them were checked together.
+	live, _ := k.geometry.instances(partitions) // No error: all of them were checked together.
 	return live
 }
 
-// missing are the wanted partitions for which none is kept, largest first.
+// missing returns the wanted partitions for which no existing one is kept, largest first.
 func (k *keepSearch) missing() []Profile {
 	left := maps.Clone(k.unmet)
 	var missing []Profile

@@ -12,18 +12,18 @@ import (
 // Block is a GPU instance in a drawing.
 type Block struct {
 	Placement Placement
-	// Labels say what it is, the longest first. The first one that fits is shown.
+	// Labels are names for the block, the longest first. The first one that fits is shown.
 	Labels []string
 	// Note is shown below the label.
 	Note string
 }
 
-// narrowest is the least number of characters of a slot. A drawing with less
-// would be unreadable, so it rather gets wider than asked for.
+// narrowest is the smallest width of a slot in characters. A narrower drawing would be unreadable,
+// so the drawing becomes wider than requested instead.
 const narrowest = 3
 
-// Draw shows the memory slots of a GPU and what is on them, in lines of at most
-// width characters, each ended by a line feed:
+// Draw shows the memory slots of a GPU and the blocks on them, in lines of at most width
+// characters, each ending with a line feed:
 //
 //	0        1        2        3        4        5        6        7
 //	┌─────────────────┬────────┬────────┬───────────────────────────────────┐
@@ -31,8 +31,8 @@ const narrowest = 3
 //	│in use           │        │        │new                                │
 //	└─────────────────┴────────┴────────┴───────────────────────────────────┘
 //
-// A slot without an instance has a "·". A block that is outside the slots or
-// overlaps another one is left out. The drawing of a GPU without slots is empty.
+// A slot without an instance has a "·". A block that is outside the slots or overlaps another block
+// is left out. The drawing of a GPU without slots is empty.
 func Draw(slots, width int, blocks []Block) string {
 	if slots < 1 {
 		return ""
@@ -58,9 +58,10 @@ func Draw(slots, width int, blocks []Block) string {
 		top.String() + "┐\n" + label.String() + "│\n" + note.String() + "│\n" + bottom.String() + "┘\n"
 }
 
-// tiled are the blocks sorted by start, with one for each empty slot.
+// tiled returns the blocks sorted by start, with a block for each empty slot.
 func tiled(slots int, blocks []Block) []Block {
-	blocks = slices.SortedStableFunc(slices.Values(blocks), func(a, b Block) int { return a.Placement.Start - b.Placement.Start })
+	blocks = slices.SortedStableFunc(slices.Values(blocks),
+		func(a, b Block) int { return a.Placement.Start - b.Placement.Start })
 	var tiles []Block
 	next := 0
 	empty := func(until int) {
@@ -81,7 +82,7 @@ func tiled(slots int, blocks []Block) []Block {
 	return tiles
 }
 
-// fitting is the first label that fits, otherwise the last one.
+// fitting returns the first label that fits, otherwise the last one.
 func fitting(labels []string, room int) string {
 	last := ""
 	for _, last = range labels {
@@ -92,13 +93,13 @@ func fitting(labels []string, room int) string {
 	return last
 }
 
-// padded is the text, cut or padded to so many characters.
+// padded returns the text, truncated or padded to this many characters.
 func padded(text string, room int) string {
 	return fmt.Sprintf("%-*.*s", room, room, text)
 }
 
-// Before are the blocks of a GPU for Draw, with notes on what is in use and what
-// the change destroys. The zero Change destroys nothing.
+// Before returns the blocks of a GPU for Draw, with notes on partitions that are in use and
+// partitions that the change destroys. The zero Change destroys nothing.
 func (c Change) Before(have []Instance) []Block {
 	var blocks []Block
 	for _, i := range have {
@@ -118,8 +119,8 @@ func (c Change) Before(have []Instance) []Block {
 	return blocks
 }
 
-// After are the blocks of the GPU after the steps, with notes on what is in use
-// and what is new.
+// After returns the blocks of the GPU after the steps, with notes on partitions that are in use and
+// partitions that are new.
 func (c Change) After(have []Instance) []Block {
 	if c.Empty() {
 		return c.Before(have)
@@ -148,8 +149,8 @@ func (c Change) After(have []Instance) []Block {
 	return blocks
 }
 
-// newBlock notes how many of the partitions are in use, and to how many the other
-// note applies. The number is left out if it is all of them.
+// newBlock notes how many of the partitions are in use, and how many the other note applies to. It
+// omits a number that is all of them.
 func newBlock(at Placement, instance Profile, partitions []Profile, busy, noted int, note string) Block {
 	var notes []string
 	for _, n := range []struct {
@@ -167,8 +168,8 @@ func newBlock(at Placement, instance Profile, partitions []Profile, busy, noted 
 	return Block{at, labels(instance, partitions), strings.Join(notes, ", ")}
 }
 
-// labels name a GPU instance by its partitions: "1g.5gb", "2×1c.2g.10gb",
-// "1c+2c of 3g.20gb", or "(2g.10gb)" if it has none; then shorter, as "1g".
+// labels returns names for a GPU instance by its partitions: "1g.5gb", "2×1c.2g.10gb", "1c+2c of
+// 3g.20gb", or "(2g.10gb)" if it has none; then shorter ones, such as "1g".
 func labels(instance Profile, partitions []Profile) []string {
 	short := strconv.Itoa(instance.Slices) + "g" + instance.Attributes
 	slices.SortFunc(partitions, Profile.Compare)
@@ -178,7 +179,9 @@ func labels(instance Profile, partitions []Profile) []string {
 	case len(partitions) == 1:
 		return []string{partitions[0].String(), short}
 	case len(distinct) == 1:
-		return []string{strconv.Itoa(len(partitions)) + "×" + partitions[0].String(), strconv.Itoa(len(partitions)) + "×" + short}
+		return []string{
+			strconv.Itoa(len(partitions)) + "×" + partitions[0].String(), strconv.Itoa(len(partitions)) + "×" + short,
+		}
 	}
 	sizes := make([]string, len(partitions))
 	for i, p := range partitions {

@@ -7,22 +7,22 @@ import (
 	"strings"
 )
 
-// Layout says which partitions one GPU should have. The zero Layout says that
-// MIG mode should be off.
+// Layout is which partitions one GPU should have. The zero Layout turns MIG mode off.
 type Layout struct {
-	// MIG says that MIG mode is on. A GPU with MIG on and no Partitions cannot run anything.
+	// MIG is true if MIG mode should be on. A GPU with MIG on and no Partitions cannot run
+	// anything.
 	MIG bool
-	// Partitions are in any order. A profile may be listed more than once, or with a Count of 0.
+	// Partitions are in any order. A profile may occur more than once, or with a Count of 0.
 	Partitions []PartitionCount
 }
 
-// PartitionCount is a number of partitions of one profile.
+// PartitionCount is a number of partitions with one profile.
 type PartitionCount struct {
 	Profile Profile
 	Count   int
 }
 
-// String is "2 × 1g.5gb, 1 × 3g.20gb", "no partition" or "MIG off".
+// String returns, for example, "2 × 1g.5gb, 1 × 3g.20gb", "no partition" or "MIG off".
 func (l Layout) String() string {
 	var texts []string
 	for _, c := range l.Partitions {
@@ -39,11 +39,11 @@ func (l Layout) String() string {
 	return strings.Join(texts, ", ")
 }
 
-// ErrNoMIG says that the GPU cannot have partitions at all.
+// ErrNoMIG means that the GPU cannot have partitions at all.
 var ErrNoMIG = errors.New("the GPU has no MIG")
 
-// NamedLayout returns the layout that mig-parted's default configuration and its
-// generate-config have under that name, for a GPU with the geometry:
+// NamedLayout returns the layout that this name has in mig-parted's default configuration and
+// generate-config, for a GPU with the geometry:
 //
 //	all-disabled    MIG off
 //	all-enabled     MIG on, no partition
@@ -51,9 +51,9 @@ var ErrNoMIG = errors.New("the GPU has no MIG")
 //	all-<profile>   as many of the profile as fit; "+" may be written ".",
 //	                as in a resource name
 //
-// Partitions are sorted by Compare. The error is ErrUnknownProfile if the GPU
-// does not have the profile, ErrUnlisted if that is not known yet, and ErrNoMIG if the geometry
-// has no profiles and the name is not all-disabled.
+// Partitions are sorted by Compare. The error is ErrUnknownProfile if the GPU does not have the
+// profile, ErrUnlisted if that is not known yet, and ErrNoMIG if the geometry has no profiles and
+// the name is not all-disabled.
 func NamedLayout(name string, g Geometry) (Layout, error) {
 	layout, err := namedLayout(name, g)
 	if err != nil {
@@ -97,8 +97,8 @@ func balanced(g Geometry) (Layout, error) {
 		if want.slices == g.Slices {
 			break // It is the whole GPU.
 		}
-		// Of the profiles with so many slices, the first in Compare's order is the
-		// plain one, without attributes and with the least memory (1g.5gb, not 1g.10gb).
+		// Of the profiles with this many slices, the first in Compare's order is the plain one:
+		// without attributes and with the least memory (1g.5gb, not 1g.10gb).
 		i := slices.IndexFunc(g.Profiles, func(info ProfileInfo) bool { return info.Profile.Slices == want.slices })
 		if i >= 0 {
 			layout.Partitions = append(layout.Partitions, PartitionCount{g.Profiles[i].Profile, want.count})

@@ -8,23 +8,31 @@ import (
 // plannedInstance is a GPU instance of the layout.
 type plannedInstance struct {
 	instance
-	// ready are its partitions that do not exist yet and can be created now, while
-	// partitions in use that the layout does not have still exist. waiting are those
-	// that cannot. Both are sorted largest first.
+	// ready are the instance's partitions that do not exist yet and can be created now, beside the
+	// partitions in use that the layout does not have. waiting are those that cannot. Both are
+	// sorted largest first.
 	ready, waiting []Profile
 }
 
-// outcome decides where the layout's GPU instances are if the partitions in kept
-// are kept. It is only called if there is a way to place them.
+// outcome decides where the layout's GPU instances go if the partitions in kept stay. It must be
+// called only if there is a way to place them.
 func (k *keepSearch) outcome(weight int) outcome {
-	o := outcome{search: k, kept: slices.Clone(k.kept), weight: weight}
+	o := outcome{
+		search: k,
+		kept:   slices.Clone(k.kept),
+		weight: weight,
+	}
 	live := k.live(k.kept)
 	all := k.geometry.assign(k.missing(), live)
 	now := k.live(k.occupied(k.kept))
 	for n := range live {
 		o.instances = append(o.instances, k.extended(live[n], all[n], now))
 	}
-	rest := search{geometry: k.geometry, fresh: all[len(live):], placed: all[:len(live):len(live)]}
+	rest := search{
+		geometry: k.geometry,
+		fresh:    all[len(live):],
+		placed:   all[:len(live):len(live)],
+	}
 	var found []plannedInstance
 	best := -1
 	rest.place(0, 0, func() bool {
@@ -40,8 +48,8 @@ func (k *keepSearch) outcome(weight int) outcome {
 	return o
 }
 
-// extended is a GPU instance that stays, with the partitions to be added to it.
-// Their slices may still be taken by a partition in use, as in now.
+// extended returns a GPU instance that stays, with the partitions to add to it. A partition in use,
+// as in now, may still occupy their slices.
 func (k *keepSearch) extended(before, after instance, now []instance) plannedInstance {
 	s := plannedInstance{instance: after}
 	free := now[s.at(now)].free
@@ -56,8 +64,8 @@ func (k *keepSearch) extended(before, after instance, now []instance) plannedIns
 	return s
 }
 
-// occupied says which existing partitions exist during the steps, because they
-// are kept or in use.
+// occupied returns, for each existing partition, whether it exists during the steps because it is
+// kept or in use.
 func (k *keepSearch) occupied(kept []bool) []bool {
 	occupied := slices.Clone(kept)
 	for n, p := range k.existing {
@@ -66,13 +74,13 @@ func (k *keepSearch) occupied(kept []bool) []bool {
 	return occupied
 }
 
-// readyScore is more than the number of GPU instances that a GPU can have, so
-// that one more partition that can be created now outweighs all that exist.
+// readyScore exceeds the number of GPU instances that a GPU can have, so one more partition that
+// can be created now outweighs all existing instances.
 const readyScore = 1 << 10
 
-// planned says which of the placed new instances can be created now, beside those that exist
-// during the steps. The score is for how many partitions these have and, of equal numbers, for
-// how many of the instances exist there already.
+// planned returns the placed new instances, each with the partitions that can be created now,
+// beside the instances that exist during the steps. The score is the number of such partitions and,
+// if that is equal, the number of instances that already exist there.
 func (k *keepSearch) planned(fresh, now []instance) (planned []plannedInstance, score int) {
 	beside := search{geometry: k.geometry, placed: slices.Clip(now)}
 	for _, i := range fresh {
@@ -83,14 +91,15 @@ func (k *keepSearch) planned(fresh, now []instance) (planned []plannedInstance, 
 		beside.placed = append(beside.placed, i)
 		planned = append(planned, plannedInstance{instance: i, ready: i.partitions})
 		score += readyScore * len(i.partitions)
-		if slices.ContainsFunc(k.have, func(h Instance) bool { return h.Placement == i.placement && h.Profile == i.info.Profile }) {
+		if slices.ContainsFunc(k.have,
+			func(h Instance) bool { return h.Placement == i.placement && h.Profile == i.info.Profile }) {
 			score++
 		}
 	}
 	return planned, score
 }
 
-// change is the part of the outcome that can be done now, still without steps.
+// change returns the part of the outcome that can be done now, without steps yet.
 func (o outcome) change() Change {
 	var change Change
 	stays := o.stays()
@@ -108,7 +117,7 @@ func (o outcome) change() Change {
 		}
 	}
 	change.Blocked = o.blocked()
-	// Everything but the steps is sorted, so that equal changes are the same.
+	// Everything except the steps is sorted, so that equal changes have equal values.
 	slices.Sort(change.Doomed)
 	slices.Sort(change.Kept)
 	slices.SortFunc(change.Result, comparePlaced)
@@ -118,9 +127,9 @@ func (o outcome) change() Change {
 	return change
 }
 
-// stays says which existing partitions exist after the steps: those kept, those
-// in use, and free ones that will move but can be used until their new place is
-// free, because nothing else needs the existing one yet.
+// stays returns, for each existing partition, whether it exists after the steps. This includes kept
+// partitions, partitions in use, and free ones that will move but remain usable until their new
+// place is free, because nothing else needs their current place yet.
 func (o outcome) stays() []bool {
 	k := o.search
 	stays := k.occupied(o.kept)
@@ -162,19 +171,23 @@ func (o outcome) stays() []bool {
 	return stays
 }
 
-// at is the index of the instance among the others by its place, -1 if it is not one of them.
+// at returns the index of the instance among the others by its placement; -1 if it is not one of
+// them.
 func (i instance) at(others []instance) int {
 	return slices.IndexFunc(others, func(other instance) bool { return other.placement == i.placement })
 }
 
-// blocked are the partitions in use that the layout does not have. Each has the
-// wanted partitions that wait for it: those whose place it overlaps, and those
-// whose place none overlaps, which could be waiting for any of them.
+// blocked returns the partitions in use that the layout does not have. Each has the wanted
+// partitions that wait for it: those whose place it overlaps, and those whose place no such
+// partition overlaps, because these could be waiting for any of them.
 func (o outcome) blocked() []Blocked {
 	var all []Blocked
 	for n, p := range o.search.existing {
 		if p.Busy && !o.kept[n] {
-			all = append(all, Blocked{Partition: Partition{p.profile, o.search.have[p.instance].Placement}, UUID: p.UUID})
+			all = append(all, Blocked{
+				Partition: Partition{p.profile, o.search.have[p.instance].Placement},
+				UUID:      p.UUID,
+			})
 		}
 	}
 	for _, s := range o.instances {

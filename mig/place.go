@@ -8,51 +8,50 @@ import (
 	"strings"
 )
 
-// Placement says where a GPU instance is on its GPU, in memory slots.
+// Placement is the position of a GPU instance on its GPU, in memory slots.
 type Placement struct {
 	Start int `json:"start"`
 	Size  int `json:"size"`
 }
 
-// Overlaps says that the placements have a slot in common.
+// Overlaps reports whether the placements have a slot in common.
 func (p Placement) Overlaps(q Placement) bool {
 	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
 }
 
-// String is "start:size", as printed by nvidia-smi mig -lgi.
+// String returns "start:size", as printed by nvidia-smi mig -lgi.
 func (p Placement) String() string { return fmt.Sprintf("%d:%d", p.Start, p.Size) }
 
 var (
-	// ErrNoRoom says that the GPU can have a partition of the profile, but not
-	// together with the others.
+	// ErrNoRoom means that the GPU can have a partition of the profile, but not together with the
+	// others.
 	ErrNoRoom = errors.New("no room on the GPU")
-	// ErrUnknownProfile says that the GPU cannot have partitions of the profile.
+	// ErrUnknownProfile means that the GPU cannot have partitions of the profile.
 	ErrUnknownProfile = errors.New("the GPU has no such profile")
-	// ErrUnlisted says that whether it can will be known when MIG mode is on.
-	ErrUnlisted = errors.New("the driver says which profiles the GPU has only while MIG mode is on: the layout all-enabled turns it on")
+	// ErrUnlisted means that it will be known only with MIG mode on whether the GPU can have them.
+	ErrUnlisted = errors.New(
+		"the driver says which profiles the GPU has only while MIG mode is on: the layout all-enabled turns it on")
 )
 
-// Partition is a partition and the place of its GPU instance. Partitions that
-// share a GPU instance, such as two 1c.2g.10gb, have the same Placement.
+// Partition is a partition and the placement of its GPU instance. Partitions that share a GPU
+// instance, such as two 1c.2g.10gb, have the same Placement.
 type Partition struct {
 	Profile   Profile   `json:"profile"`
 	Placement Placement `json:"placement"`
 }
 
-// Place finds places on the GPU for the wanted partitions beside the kept ones,
-// which do not move. It returns the wanted ones sorted by start. The kept ones are
-// in addition to them.
+// Place finds places on the GPU for the wanted partitions beside the kept ones, which do not move.
+// The wanted partitions are in addition to the kept ones. Place returns only the wanted ones,
+// sorted by start.
 //
-// The search is exact: if there is a way to place them, Place finds one, and the
-// one that leaves most room for large profiles later. Otherwise the error names
-// the profile without a place, and wraps ErrNoRoom or ErrUnknownProfile. It is
-// another error if the kept partitions contradict each other or the GPU, if a
-// count is negative, or if partitions are wanted with MIG off.
+// The search is exact: if there is a way to place them, Place finds one, and the one that leaves
+// the most room for large profiles later. Otherwise the error names the profile without a place,
+// and wraps ErrNoRoom or ErrUnknownProfile. It is another error if the kept partitions contradict
+// each other or the GPU, if a count is negative, or if partitions are wanted with MIG off.
 //
-// A partition with fewer compute slices than its GPU instance shares one with
-// others, kept or new, if enough slices are free there. Within a GPU instance,
-// compute slices are only counted, and which sizes of compute instances exist is
-// left to the driver.
+// A partition with fewer compute slices than its GPU instance shares a GPU instance with others,
+// kept or new, if enough slices are free there. Within a GPU instance, Place only counts compute
+// slices; the driver decides which sizes of compute instances exist.
 func (g Geometry) Place(wanted Layout, kept []Partition) ([]Partition, error) {
 	partitions, err := g.expand(wanted)
 	if err != nil {
@@ -80,8 +79,8 @@ func (g Geometry) Place(wanted Layout, kept []Partition) ([]Partition, error) {
 	return placed, nil
 }
 
-// Fits returns an error as Place does if an empty GPU cannot have the layout. at is the index of
-// the first of its Partitions that the GPU cannot have even alone, -1 if it can have each.
+// Fits returns an error, as Place does, if an empty GPU cannot have the layout. at is the index of
+// the first of its Partitions that the GPU cannot have even alone; -1 if it can have each of them.
 func (g Geometry) Fits(layout Layout) (at int, err error) {
 	if _, err := g.Place(layout, nil); err == nil {
 		return -1, nil
@@ -126,8 +125,8 @@ func (g Geometry) expand(wanted Layout) ([]Profile, error) {
 		if _, ok := g.ProfileInfo(c.Profile); !ok {
 			return nil, fmt.Errorf("place %w", g.unknown(c.Profile))
 		}
-		// Each partition needs a compute slice, so no more can fit. An absurd count
-		// must not make a list of that length.
+		// Each partition needs a compute slice, so no more can fit. The check prevents an absurdly
+		// long list.
 		if c.Count > g.Slices {
 			return nil, fmt.Errorf("place %d of %s on %d slices: %w", c.Count, c.Profile, g.Slices, ErrNoRoom)
 		}
@@ -139,10 +138,11 @@ func (g Geometry) expand(wanted Layout) ([]Profile, error) {
 	return list, nil
 }
 
-// unknown is the error for a profile that the GPU does not have, as far as its driver lists them.
+// unknown returns the error for a profile that the GPU does not have, with the profiles that the
+// driver lists.
 func (g Geometry) unknown(p Profile) error { return fmt.Errorf("%s: %w", p, g.lacks()) }
 
-// lacks is unknown without the profile.
+// lacks returns the error of unknown without the profile.
 func (g Geometry) lacks() error {
 	switch {
 	case g.Unlisted:
@@ -157,8 +157,7 @@ func (g Geometry) lacks() error {
 	return fmt.Errorf("%w (it has %s)", ErrUnknownProfile, strings.Join(names, ", "))
 }
 
-// instance is a GPU instance with its partitions. It exists already, or is new
-// and has to be placed.
+// instance is a GPU instance with its partitions. It exists already, or is new and must be placed.
 type instance struct {
 	info       ProfileInfo
 	placement  Placement
@@ -168,7 +167,12 @@ type instance struct {
 }
 
 func newInstance(info ProfileInfo, p Profile, at Placement) instance {
-	return instance{info: info, placement: at, partitions: []Profile{p}, free: p.Slices - p.Compute}
+	return instance{
+		info:       info,
+		placement:  at,
+		partitions: []Profile{p},
+		free:       p.Slices - p.Compute,
+	}
 }
 
 func (i *instance) add(p Profile) bool {
@@ -180,8 +184,8 @@ func (i *instance) add(p Profile) bool {
 	return true
 }
 
-// infoOf is ProfileInfo for partitions that exist. One with a profile that the
-// geometry does not have takes up slots and slices all the same.
+// infoOf is ProfileInfo for existing partitions. A partition whose profile the geometry lacks still
+// occupies slots and slices.
 func (g Geometry) infoOf(p Profile) ProfileInfo {
 	info, ok := g.ProfileInfo(p)
 	if !ok {
@@ -190,7 +194,7 @@ func (g Geometry) infoOf(p Profile) ProfileInfo {
 	return info
 }
 
-// instances are the GPU instances of the kept partitions, sorted by start.
+// instances returns the GPU instances of the kept partitions, sorted by start.
 func (g Geometry) instances(kept []Partition) ([]instance, error) {
 	kept = slices.SortedFunc(slices.Values(kept), comparePlaced)
 	var live []instance
@@ -203,7 +207,8 @@ func (g Geometry) instances(kept []Partition) ([]instance, error) {
 		if n := len(live); n > 0 && live[n-1].placement.Overlaps(at) {
 			last := &live[n-1]
 			if last.placement != at || !last.add(k.Profile) {
-				return nil, fmt.Errorf("kept %s at %s overlaps kept %s at %s", k.Profile, at, last.partitions[0], last.placement)
+				return nil, fmt.Errorf("kept %s at %s overlaps kept %s at %s", k.Profile, at, last.partitions[0],
+					last.placement)
 			}
 			continue
 		}
@@ -212,13 +217,13 @@ func (g Geometry) instances(kept []Partition) ([]instance, error) {
 	return live, nil
 }
 
-// assign puts each partition into the first GPU instance that it fits into, and
-// into a new one if there is none. It returns the live instances in their order,
-// and then the new ones, which still have to be placed.
+// assign puts each partition into the first GPU instance that it fits into, or else into a new one.
+// It returns the live instances in their order, and then the new ones, which still have to be
+// placed.
 //
-// The partitions must be sorted largest first. Then there are no more new GPU
-// instances than needed: those with up to 3 slices are filled completely in that
-// order, and a GPU has only one of those with more.
+// The partitions must be sorted largest first. Then there are no more new GPU instances than
+// needed: instances with up to 3 slices are filled completely in that order, and a GPU has only one
+// larger instance.
 func (g Geometry) assign(partitions []Profile, live []instance) []instance {
 	all := slices.Clone(live)
 	for _, p := range partitions {
@@ -234,15 +239,15 @@ func (g Geometry) assign(partitions []Profile, live []instance) []instance {
 	return all
 }
 
-// search looks for placements by backtracking. A 7-slice GPU has only 2,319 legal
-// layouts, so nothing cleverer is needed.
+// search finds placements by backtracking. A 7-slice GPU has only 2,319 legal layouts, so a simple
+// search is enough.
 type search struct {
 	geometry Geometry
-	// fresh are the instances to be placed, largest first, with their starts in
-	// the order of preferred. On every known GPU a larger profile has no more starts
-	// than a smaller one, so the hardest comes first and the first try succeeds.
+	// fresh are the instances to place, largest first, with their starts in the order of preferred.
+	// On every known GPU a larger profile has no more starts than a smaller one, so the hardest
+	// comes first and the first try succeeds.
 	fresh []instance
-	// placed are the live instances, and the new ones placed so far.
+	// placed are the live instances and the new ones placed so far.
 	placed []instance
 	// deepest is the largest number of new instances placed together so far.
 	deepest int
@@ -253,11 +258,15 @@ func (g Geometry) arrange(fresh, live []instance) error {
 	for i := range fresh {
 		fresh[i].info.Starts = preferred(fresh[i].info)
 	}
-	s := search{geometry: g, fresh: fresh, placed: slices.Clone(live)}
+	s := search{
+		geometry: g,
+		fresh:    fresh,
+		placed:   slices.Clone(live),
+	}
 	if s.place(0, 0, anyPlaces) {
 		return nil
 	}
-	// The instances before the deepest one fit together, but not with that one.
+	// The instances before the deepest one fit together, but not with it.
 	var beside []string
 	for _, i := range append(slices.Clone(live), fresh[:s.deepest]...) {
 		for _, p := range i.partitions {
@@ -271,8 +280,8 @@ func (g Geometry) arrange(fresh, live []instance) error {
 	return fmt.Errorf("place %s beside %s: %w", missing, strings.Join(beside, ", "), ErrNoRoom)
 }
 
-// place finds placements for fresh[n:], of which the first has to be at one of
-// info.Starts[from:]. It calls placed with each way to place them all, until that returns true.
+// place finds placements for fresh[n:]; the first of these must be at one of info.Starts[from:]. It
+// calls placed for each way to place all of them, until placed returns true.
 func (s *search) place(n, from int, placed func() bool) bool {
 	s.deepest = max(s.deepest, n)
 	if n == len(s.fresh) {
@@ -284,10 +293,11 @@ func (s *search) place(n, from int, placed func() bool) bool {
 		if !s.fits(*next) {
 			continue
 		}
-		// Instances with equally many partitions of one profile are interchangeable, so one
-		// order is enough.
+		// Instances with equally many partitions of one profile are interchangeable, so one order
+		// is enough.
 		after := 0
-		if n+1 < len(s.fresh) && s.fresh[n+1].info.Profile == next.info.Profile && len(s.fresh[n+1].partitions) == len(next.partitions) {
+		if n+1 < len(s.fresh) && s.fresh[n+1].info.Profile == next.info.Profile &&
+			len(s.fresh[n+1].partitions) == len(next.partitions) {
 			after = i + 1
 		}
 		s.placed = append(s.placed, *next)
@@ -299,14 +309,13 @@ func (s *search) place(n, from int, placed func() bool) bool {
 	return false
 }
 
-// anyPlaces makes search.place stop at the first placements that it finds.
+// anyPlaces makes search.place stop at the first placements found.
 func anyPlaces() bool { return true }
 
-// preferred are a profile's starts in the order that leaves most room for large
-// profiles later. Profiles with an odd number of slices go to the high end,
-// because 4g fits at slot 0 only, and because the last slot of a 7-slice GPU has
-// no slice of its own and is best used for a 3g or a 1g with double memory. The
-// others go to the low end, where they leave slots 4 to 7 to a 3g.
+// preferred returns a profile's starts in the order that leaves the most room for large profiles
+// later. Profiles with an odd number of slices go to the high end, because 4g fits only at slot 0,
+// and because the last slot of a 7-slice GPU has no slice of its own and is best used for a 3g or a
+// 1g with double memory. The others go to the low end, where they leave slots 4 to 7 to a 3g.
 func preferred(info ProfileInfo) []int {
 	starts := slices.Clone(info.Starts)
 	if info.Profile.Slices%2 == 1 {
@@ -315,7 +324,7 @@ func preferred(info ProfileInfo) []int {
 	return starts
 }
 
-// fits says that the instance can be beside those that are placed.
+// fits reports whether the instance fits beside the placed ones.
 func (s *search) fits(next instance) bool {
 	used, alike := next.info.Profile.Slices, 0
 	for _, other := range s.placed {
@@ -332,8 +341,8 @@ func (s *search) fits(next instance) bool {
 		next.placement.Start+next.placement.Size <= s.geometry.Slots
 }
 
-// Unreachable is the number of free memory slots in which no GPU instance can be
-// placed beside the existing ones.
+// Unreachable returns the number of free memory slots in which no GPU instance can be placed beside
+// the existing ones.
 func (g Geometry) Unreachable(have []Instance) int {
 	var taken, open []Placement
 	used := 0
@@ -344,7 +353,8 @@ func (g Geometry) Unreachable(have []Instance) int {
 	for _, info := range g.Profiles {
 		for _, start := range info.Starts {
 			at := Placement{Start: start, Size: info.Size}
-			if used+info.Profile.Slices <= g.Slices && start >= 0 && start+info.Size <= g.Slots && !slices.ContainsFunc(taken, at.Overlaps) {
+			if used+info.Profile.Slices <= g.Slices && start >= 0 && start+info.Size <= g.Slots &&
+				!slices.ContainsFunc(taken, at.Overlaps) {
 				open = append(open, at)
 			}
 		}

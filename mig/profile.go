@@ -10,42 +10,40 @@ import (
 	"strings"
 )
 
-// Profile is the size of a partition: how many compute slices it has, of a GPU
-// instance with how much memory. Profiles can be compared with ==. The zero value
-// is no profile.
+// Profile is the size of a partition: its number of compute slices, and the slices and memory of
+// its GPU instance. Profiles can be compared with ==. The zero value is no profile.
 //
 // Profiles are written as NVIDIA does (MIG User Guide, "MIG Device Names"):
 //
 //	profile = [ C "c." ] G "g." M "gb" [ "+" name { "," name } | "-" name ]
 //
-// as in 1g.5gb, 1c.2g.10gb, 1g.5gb+me and 1g.24gb-me. "Cc." is written only if
-// the partition has fewer compute slices than its GPU instance.
+// as in 1g.5gb, 1c.2g.10gb, 1g.5gb+me and 1g.24gb-me. "Cc." is written only if the partition has
+// fewer compute slices than its GPU instance.
 type Profile struct {
-	// Compute is the number of the partition's compute slices, the C of
-	// "Cc.Gg.Mgb". It is less than Slices for a compute instance that shares its
-	// GPU instance with others.
+	// Compute is the number of the partition's compute slices, the C of "Cc.Gg.Mgb". It is less
+	// than Slices for a compute instance that shares its GPU instance with others.
 	Compute int
 	// Slices is the number of compute slices of the GPU instance.
 	Slices int
 	// MemoryGB is the GPU instance's memory in GiB, rounded as in its name.
 	MemoryGB int
-	// Attributes say what the GPU instance has besides compute and memory,
-	// including the sign: "" for the GPU's default, "+me" for the media extensions,
-	// "+me.all" for all media engines, "-me" for none, "+gfx" for graphics.
+	// Attributes are the GPU instance's features besides compute and memory, including the sign: ""
+	// for the GPU's default, "+me" for the media extensions, "+me.all" for all media engines, "-me"
+	// for none, "+gfx" for graphics.
 	Attributes string
 }
 
-// IsZero says that there is no profile, as for a whole GPU.
+// IsZero reports whether there is no profile, as for a whole GPU.
 func (p Profile) IsZero() bool { return p == Profile{} }
 
-// Instance is the profile of the partition's GPU instance: the same, except that
-// it has all compute slices.
+// Instance returns the profile of the partition's GPU instance: the same, but with all compute
+// slices.
 func (p Profile) Instance() Profile {
 	p.Compute = p.Slices
 	return p
 }
 
-// String writes the profile, "" for the zero profile.
+// String returns the profile as text; "" for the zero profile.
 func (p Profile) String() string {
 	if p.IsZero() {
 		return ""
@@ -57,9 +55,9 @@ func (p Profile) String() string {
 	return compute + strconv.Itoa(p.Slices) + "g." + strconv.Itoa(p.MemoryGB) + "gb" + p.Attributes
 }
 
-// ResourceName is the profile's resource name without the domain, for example
-// "mig-1g.5gb.me"; "" for the zero profile. Kubernetes allows neither "+" nor
-// "," in it. Both become ".", as "+" does in NVIDIA's device plugin. "-me" stays.
+// ResourceName returns the profile's resource name without the domain, for example "mig-1g.5gb.me";
+// "" for the zero profile. Kubernetes allows neither "+" nor "," in it, so both become ".", as "+"
+// does in NVIDIA's device plugin. "-me" stays.
 func (p Profile) ResourceName() string {
 	if p.IsZero() {
 		return ""
@@ -78,10 +76,10 @@ func (p Profile) Compare(q Profile) int {
 	)
 }
 
-// MarshalText writes the profile as String does, so that JSON has "1g.5gb".
+// MarshalText returns the same text as String, so JSON has "1g.5gb".
 func (p Profile) MarshalText() ([]byte, error) { return []byte(p.String()), nil }
 
-// UnmarshalText reads what MarshalText wrote. Empty text is the zero profile.
+// UnmarshalText parses the text of MarshalText. Empty text is the zero profile.
 func (p *Profile) UnmarshalText(text []byte) (err error) {
 	*p = Profile{}
 	if len(text) > 0 {
@@ -90,12 +88,12 @@ func (p *Profile) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// ParseProfile reads a profile; see Profile for the syntax. It also takes
-// "1c.1g.5gb" for 1g.5gb, and attributes in any order. Unknown attributes are
-// accepted, because a newer driver may have them; a Geometry says which profiles a GPU has.
+// ParseProfile parses a profile; see Profile for the syntax. It also accepts "1c.1g.5gb" for
+// 1g.5gb, and attributes in any order. Unknown attributes are accepted, because a newer driver may
+// have them; a Geometry has the profiles of a GPU.
 //
-// Numbers are 1 to 9999 without leading zeros. The name of an attribute consists
-// of lower-case letters and digits, and dots between them (me.all), and begins with a letter.
+// Numbers are 1 to 9999 without leading zeros. The name of an attribute begins with a letter and
+// consists of lower-case letters and digits, with dots between them (me.all).
 func ParseProfile(s string) (Profile, error) {
 	p, err := parseProfile(s)
 	if err != nil {
@@ -110,7 +108,8 @@ const (
 	attribute = `[a-z][a-z0-9]*(?:\.[a-z0-9]+)*`
 )
 
-var name = regexp.MustCompile(`^(?:` + number + `c\.)?` + number + `g\.` + number + `gb(?:([+-])(` + attribute + `(?:,` + attribute + `)*))?$`)
+var name = regexp.MustCompile(`^(?:` + number + `c\.)?` + number + `g\.` + number + `gb(?:([+-])(` + attribute +
+	`(?:,` + attribute + `)*))?$`)
 
 func parseProfile(s string) (Profile, error) {
 	parts := name.FindStringSubmatch(s)
@@ -120,7 +119,8 @@ func parseProfile(s string) (Profile, error) {
 	var p Profile
 	p.Slices, _ = strconv.Atoi(parts[2])
 	p.MemoryGB, _ = strconv.Atoi(parts[3])
-	if p.Compute = p.Slices; parts[1] != "" {
+	p.Compute = p.Slices
+	if parts[1] != "" {
 		p.Compute, _ = strconv.Atoi(parts[1])
 	}
 	if p.Compute > p.Slices {

@@ -7,17 +7,18 @@ import (
 	"strings"
 )
 
-// Counters say how much there is of each part of a GPU, or how much of it a GPU instance
-// takes, by the names of parts. Names are DNS labels, as Kubernetes wants them.
+// Counters are amounts by name of a GPU's parts: what a GPU has, or what a GPU instance uses. Names
+// are DNS labels, as Kubernetes requires.
 //
-// Where sums of numbers are all that can be compared, as with the shared counters of a
-// ResourceSlice, they stand for the rules by which Place judges: GPU instances fit
-// together if and only if the sum of what they take is nowhere more than the Supply.
+// They express the rules of Place where only sums of numbers can be compared, as with the shared
+// counters of a ResourceSlice. GPU instances fit together if and only if the sum of what they use
+// exceeds the Supply in no counter.
 type Counters map[string]int
 
-// Supply is what a GPU of the geometry has: each memory slot, the compute slices, and what
-// limits the number of instances with media engines and of those with a maximum of their own.
-// Memory, in bytes, limits nothing, as the slots do that: it is for whoever counts by it.
+// Supply returns what a GPU of the geometry has: each memory slot, the compute slices, and counters
+// that limit the number of instances with media engines and of instances with a maximum of their
+// own. The memory counter, in bytes, limits nothing, because the slots do. It is for readers that
+// count memory.
 func (g Geometry) Supply() Counters {
 	supply := Counters{"slices": g.Slices}
 	for _, info := range g.Profiles {
@@ -40,7 +41,7 @@ func (g Geometry) Supply() Counters {
 	return supply
 }
 
-// Takes is what the partition's GPU instance takes of the Supply.
+// Takes returns what the partition's GPU instance uses of the Supply.
 func (g Geometry) Takes(p Partition) Counters {
 	profile, supply := p.Profile.Instance(), g.Supply()
 	takes := Counters{"slices": profile.Slices, "memory": int(g.InstanceMemory(profile)) << 20}
@@ -61,8 +62,8 @@ func (g Geometry) Takes(p Partition) Counters {
 	return takes
 }
 
-// InstanceMemory is the memory of a GPU instance of the profile in MiB: what the driver says,
-// or else 1 GiB less than its name, which may be rounded up.
+// InstanceMemory returns the memory of a GPU instance of the profile in MiB: the driver's value or,
+// without one, 1 GiB less than in the profile's name, which may be rounded up.
 func (g Geometry) InstanceMemory(p Profile) uint64 {
 	if memory := g.Memory[p]; memory > 0 {
 		return memory
@@ -70,13 +71,13 @@ func (g Geometry) InstanceMemory(p Profile) uint64 {
 	return uint64(max(0, p.MemoryGB-1)) << 10
 }
 
-// Placements are all places that GPU instances of the geometry can have, smaller profiles
-// first, and those of each profile in an order for whoever takes the first that is free, as
-// instances come and go one by one: the upper half of the GPU before the lower one, which a
-// 4g needs; there a single slot from below, because the last slot of a 7-slice GPU has no
-// slice of its own and is of use together with the one before it only. Of all orders in which the
-// instances of a mixture can come, 7 % end with one that has no place on a 7-slice GPU; in the
-// order of preferred, which is for instances that are all known before, 13 % do.
+// Placements returns all placements that GPU instances of the geometry can have, smaller profiles
+// first. The order within a profile suits a caller that takes the first free one while instances
+// come and go one by one: the upper half of the GPU comes first, because a 4g needs the lower half.
+// Within a half, single slots go upwards, because the last slot of a 7-slice GPU has no slice of
+// its own and is useful only together with the slot before it. Of all orders in which the instances
+// of a mixture can arrive, 7 % end with an instance that has no place on a 7-slice GPU. With the
+// order of preferred, which is for instances that are all known in advance, it is 13 %.
 func (g Geometry) Placements() []Partition {
 	var all []Partition
 	for _, info := range g.Profiles {
@@ -97,12 +98,12 @@ func (g Geometry) Placements() []Partition {
 	return all
 }
 
-// slotName is the name that NVIDIA's DRA driver has for it.
+// slotName returns the name that NVIDIA's DRA driver uses for the slot.
 func slotName(slot int) string { return fmt.Sprintf("memory-slice-%d", slot) }
 
 func maximumName(p Profile) string { return "max-" + p.Label() }
 
-// Label is the profile as a part of a DNS label: 1g10gb, 1g10gb-me for 1g.10gb+me and
+// Label returns the profile as a part of a DNS label: 1g10gb, 1g10gb-me for 1g.10gb+me and
 // 1g24gb-no-me for 1g.24gb-me.
 func (p Profile) Label() string {
 	return strings.NewReplacer("+", "-", ",", "-", "gb-", "gb-no-", "me.all", "me-all", ".", "").Replace(p.String())

@@ -14,15 +14,18 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// grant answers for one container. It reads nothing but the generation, because the
-// whole node's pod handling waits for it. The error is a gRPC status, whose message
-// ends up in the pod's event. sameUnit says that two of the devices are of one unit.
-func (g *generation) grant(ids []string, now time.Time) (response *api.ContainerAllocateResponse, sameUnit bool, err error) {
+// grant answers for one container. It reads only the generation, because pod admission on the whole
+// node waits for it. The error is a gRPC status, whose message appears in the pod's event. sameUnit
+// reports whether two of the devices are on one unit that is not shared by MPS.
+func (g *generation) grant(
+	ids []string,
+	now time.Time,
+) (response *api.ContainerAllocateResponse, sameUnit bool, err error) {
 	name := g.resource.Name
 	if len(ids) == 0 {
 		return nil, false, refusef(Internal, codes.InvalidArgument, "%s: no device requested", name)
 	}
-	places := make([]int, 0, min(len(ids), len(g.uses))) // A request may have millions of IDs that do not exist.
+	places := make([]int, 0, min(len(ids), len(g.uses))) // A request may list millions of IDs that do not exist.
 	for _, id := range ids {
 		place, ok := g.choices.Index(id)
 		if !ok {
@@ -30,18 +33,20 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 		}
 		places = append(places, place)
 	}
-	slices.Sort(places) // So that the same devices always give the same answer, and those of a unit are neighbours.
+	slices.Sort(places) // So the same devices always give the same answer, and one unit's devices are adjacent.
 	var units []sharing.Unit
 	timeSliced, repeated := false, ""
-	shares, several := 0, true // By MPS.
+	shares, several := 0, true // Both are for MPS only.
 	for _, place := range places {
 		e := &g.list.Entries[place]
 		unit := g.units[e.Unit]
 		if !unit.Health.Healthy() {
-			return nil, false, refusef(UnhealthyDevice, codes.Unavailable, "%s: device %s must not be used: %s", name, e.ID, unit.Health.Reason)
+			return nil, false, refusef(UnhealthyDevice, codes.Unavailable, "%s: device %s must not be used: %s", name,
+				e.ID, unit.Health.Reason)
 		}
 		if reason := g.withheld[e.Unit]; reason != "" && !e.Switching {
-			return nil, false, refusef(NotReady, codes.Unavailable, "%s: device %s must not be used: %s", name, e.ID, reason)
+			return nil, false, refusef(NotReady, codes.Unavailable, "%s: device %s must not be used: %s", name, e.ID,
+				reason)
 		}
 		if e.Closed {
 			return nil, false, closedDevice(name, e.ID)
@@ -59,40 +64,51 @@ func (g *generation) grant(ids []string, now time.Time) (response *api.Container
 	}
 	if g.resource.FailRequestsGreaterThanOne && timeSliced && len(ids) > 1 {
 		return nil, false, refusef(TooMany, codes.InvalidArgument,
-			"%s is shared: a container may request 1, not %d (more shares give access to the same GPU, not more of it; failRequestsGreaterThanOne is set)", name, len(ids))
+			"%s is shared: a container may request 1, not %d (more shares give access to the same GPU, not more of "+
+				"it; failRequestsGreaterThanOne is set)", name, len(ids))
 	}
 	if shares > 0 && !several && len(ids) > 1 {
 		return nil, false, refusef(TooMany, codes.InvalidArgument,
-			"%s is shared by MPS: a container may request 1, not %d (sharing.mps.failRequestsGreaterThanOne is set, as it is by default)", name, len(ids))
+			"%s is shared by MPS: a container may request 1, not %d (sharing.mps.failRequestsGreaterThanOne is set, "+
+				"as it is by default)", name, len(ids))
 	}
 	if shares > 0 && len(units) > 1 {
 		return nil, false, refusef(SeveralUnits, codes.ResourceExhausted,
-			"%s is shared by MPS: a container's shares are all of one GPU, and none has %d free (a program talks to the daemon of one GPU)", name, len(ids))
+			"%s is shared by MPS: a container's shares are all of one GPU, and none has %d free (a program talks to "+
+				"the daemon of one GPU)", name, len(ids))
 	}
 	if g.resource.SpreadStrict && repeated != "" {
 		return nil, false, refusef(SameUnit, codes.ResourceExhausted,
-			"%s: %d devices were requested on distinct GPUs, but only devices of %d are free (two of them are on %s; spread is strict)", name, len(ids), len(units), repeated)
+			"%s: %d devices were requested on distinct GPUs, but only devices of %d are free (two of them are on %s; "+
+				"spread is strict)", name, len(ids), len(units), repeated)
 	}
 	if g.terms.grants.Nodes() {
 		for _, u := range units {
 			if len(g.terms.host.Nodes[u.ID]) == 0 {
-				return nil, false, refusef(NotReady, codes.Unavailable, "%s: device %s must not be used: its device node is not known", name, u.ID)
+				return nil, false, refusef(NotReady, codes.Unavailable,
+					"%s: device %s must not be used: its device node is not known", name, u.ID)
 			}
 		}
 	}
-	// The devices count as held only now that the call is going to succeed.
+	// Record the grant only now that the call is going to succeed: from here on the devices count
+	// as held.
 	at := now.UnixNano()
 	for _, place := range places {
 		g.uses[place].granted.Store(at)
 	}
 	return allocateResponse{
-		grantTerms: g.terms, resource: name, ids: ids,
-		units: units, names: unitNames(units, g.resource.DeviceIDs), mpsShares: shares, granted: len(slices.Compact(places)),
+		grantTerms: g.terms,
+		resource:   name,
+		ids:        ids,
+		units:      units,
+		names:      unitNames(units, g.resource.DeviceIDs),
+		mpsShares:  shares,
+		granted:    len(slices.Compact(places)),
 	}.response(), repeated != "" && shares == 0, nil
 }
 
-// takeBack forgets a grant that came to nothing. The kubelet had chosen the devices, so
-// nobody holds them from before either.
+// takeBack undoes the grant of a call that failed afterwards. The kubelet had chosen the devices as
+// free, so no pod holds them from an earlier grant either.
 func (g *generation) takeBack(ids []string, granted time.Time) {
 	for _, id := range ids {
 		place, _ := g.choices.Index(id)
@@ -100,8 +116,8 @@ func (g *generation) takeBack(ids []string, granted time.Time) {
 	}
 }
 
-// What NVIDIA's container runtime reads (nvidia-container-toolkit,
-// internal/config/image).
+// Environment variables and the mount directory that NVIDIA's container runtime reads
+// (nvidia-container-toolkit, internal/config/image).
 const (
 	visibleDevices     = "NVIDIA_VISIBLE_DEVICES"
 	driverCapabilities = "NVIDIA_DRIVER_CAPABILITIES"
@@ -111,18 +127,18 @@ const (
 
 type allocateResponse struct {
 	grantTerms
-	// resource and ids are what was requested, units what stands behind it, and names
-	// how a container knows these units.
+	// resource and ids are the request, units are the units of the requested devices, and names are
+	// the names by which a container addresses these units.
 	resource string
 	ids      []string
 	units    []sharing.Unit
 	names    []string
-	// mpsShares is how many shares the unit has if it is shared by MPS, and granted how many of
-	// them these are.
+	// mpsShares is the number of shares of the unit if it is shared by MPS, and granted is how many
+	// of them this container gets.
 	mpsShares, granted int
 }
 
-// response is the answer as the API has it. It depends on nothing but its receiver.
+// response returns the answer in the API's form. It depends only on its receiver.
 func (a allocateResponse) response() *api.ContainerAllocateResponse {
 	response := &api.ContainerAllocateResponse{}
 	if a.grants.CDI() {
@@ -130,12 +146,13 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 	}
 	if a.mpsShares > 0 {
 		unit := a.units[0]
-		response.Envs, response.Mounts = MPSAccess(a.grants.MPSRoot, unit.ID, sharing.NewMPSLimit(a.granted, a.mpsShares, unit.Memory))
+		response.Envs, response.Mounts = MPSAccess(a.grants.MPSRoot, unit.ID,
+			sharing.NewMPSLimit(a.granted, a.mpsShares, unit.Memory))
 	}
 	if response.Envs == nil {
 		response.Envs = map[string]string{}
 	}
-	// NVIDIA's plugin sets them beside the CDI entries, too (internal/plugin/server.go).
+	// NVIDIA's plugin, too, sets these variables beside the CDI entries (internal/plugin/server.go).
 	for _, extra := range a.grants.Extras() {
 		response.Envs["NVIDIA_"+strings.ToUpper(extra)] = "enabled"
 	}
@@ -147,19 +164,23 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 		response.Envs[imexChannels] = strings.Join(a.host.IMEXChannels, ",")
 	}
 	if a.grants.Uses(sharing.VolumeMounts) {
-		// The runtime takes the names from the mounts when the variable says so.
+		// This value of the variable tells the runtime to read the names from the mounts.
 		response.Envs[visibleDevices] = deviceMountRoot
 		for _, name := range a.names {
-			response.Mounts = append(response.Mounts, &api.Mount{HostPath: "/dev/null", ContainerPath: deviceMountRoot + "/" + name})
+			response.Mounts = append(response.Mounts,
+				&api.Mount{HostPath: "/dev/null", ContainerPath: deviceMountRoot + "/" + name})
 		}
 		for _, channel := range a.host.IMEXChannels {
-			response.Mounts = append(response.Mounts, &api.Mount{HostPath: "/dev/null", ContainerPath: deviceMountRoot + "/imex/" + channel})
+			response.Mounts = append(response.Mounts,
+				&api.Mount{HostPath: "/dev/null", ContainerPath: deviceMountRoot + "/imex/" + channel})
 		}
 	}
 	if a.grants.Uses(sharing.DriverMounts) {
 		response.Envs[driverCapabilities] = "compute,utility"
 		response.Mounts = append(response.Mounts, &api.Mount{
-			HostPath: a.grants.DriverHostPath, ContainerPath: a.grants.DriverContainerPath, ReadOnly: true,
+			HostPath:      a.grants.DriverHostPath,
+			ContainerPath: a.grants.DriverContainerPath,
+			ReadOnly:      true,
 		})
 	}
 	if a.grants.Nodes() {
@@ -168,15 +189,16 @@ func (a allocateResponse) response() *api.ContainerAllocateResponse {
 	return response
 }
 
-// MPSAccess has a container's programs talk to the unit's daemon, with the limits of what it
-// was granted; root is the host's directory of MPS. The daemon shows them one device, which is
-// their ordinal 0: NVIDIA's plugin found that a limit by UUID is not applied (its release
-// v0.15.0). The variable with the directory has the daemon's own value, as NVIDIA's
-// documentation wants it: internal/mps has it there.
+// MPSAccess returns what a container's programs need to talk to the unit's MPS daemon, with the
+// limits of the container's grant. root is the MPS directory on the host. The daemon shows its
+// clients a single device, ordinal 0; the memory limit uses the ordinal, because NVIDIA's plugin
+// found that a limit by UUID is not applied (its release v0.15.0). CUDA_MPS_PIPE_DIRECTORY has the
+// same value as in the daemon, as NVIDIA's documentation requires; internal/mps uses this path.
 //
-// Both directories are the unit's own. A client connects to the sockets and writes to a named pipe, which a
-// read-only mount lets it do; NVIDIA's runtime mounts /tmp/nvidia-mps read-only, too (nvidia-container-toolkit,
-// internal/discover/ipc.go). So none can put a socket of its own in the daemon's place.
+// Both directories belong to this unit alone. A client connects to the sockets and writes to a
+// named pipe. A read-only mount allows both, and NVIDIA's runtime mounts /tmp/nvidia-mps read-only,
+// too (nvidia-container-toolkit, internal/discover/ipc.go). So no client can replace the daemon's
+// socket with one of its own.
 func MPSAccess(root, unit string, limit sharing.MPSLimit) (envs map[string]string, mounts []*api.Mount) {
 	pipe := path.Join("/mps", unit, "pipe")
 	envs = map[string]string{
@@ -187,13 +209,17 @@ func MPSAccess(root, unit string, limit sharing.MPSLimit) (envs map[string]strin
 		envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "0=" + strconv.FormatUint(limit.PinnedMemory>>20, 10) + "M"
 	}
 	return envs, []*api.Mount{
-		{HostPath: path.Join(root, unit, "pipe"), ContainerPath: pipe, ReadOnly: true},
+		{
+			HostPath:      path.Join(root, unit, "pipe"),
+			ContainerPath: pipe,
+			ReadOnly:      true,
+		},
 		{HostPath: path.Join(root, unit, "shm"), ContainerPath: "/dev/shm"},
 	}
 }
 
-// nodes are the device nodes, those that every container needs first. With DriverMounts
-// no runtime that knows GPUs is involved, and a program may have to create nodes itself,
+// nodes returns the device nodes, starting with the ones that every container needs. With
+// DriverMounts no GPU-aware runtime is involved, and a program may have to create nodes itself,
 // hence the permission m (mknod).
 func (a allocateResponse) nodes() []*api.DeviceSpec {
 	permissions := "rw"
@@ -213,12 +239,17 @@ func (a allocateResponse) nodes() []*api.DeviceSpec {
 	}
 	specs := make([]*api.DeviceSpec, len(paths))
 	for i, path := range paths {
-		specs[i] = &api.DeviceSpec{ContainerPath: path, HostPath: strings.TrimSuffix(a.host.DevRoot, "/") + path, Permissions: permissions}
+		specs[i] = &api.DeviceSpec{
+			ContainerPath: path,
+			HostPath:      strings.TrimSuffix(a.host.DevRoot, "/") + path,
+			Permissions:   permissions,
+		}
 	}
 	return specs
 }
 
-// nameEntries names the CDI entries, in the kubelet's field or in an annotation.
+// nameEntries adds the names of the CDI entries to the response: in the kubelet's field, in an
+// annotation, or in both.
 func (a allocateResponse) nameEntries(response *api.ContainerAllocateResponse) {
 	entries := make([]string, 0, len(a.names)+len(a.host.IMEXChannels)+len(a.host.Extras))
 	for _, name := range a.names {
@@ -239,9 +270,9 @@ func (a allocateResponse) nameEntries(response *api.ContainerAllocateResponse) {
 	}
 }
 
-// allocationID tells the annotation of one resource from that of another in the same
-// container. The same devices always have the same one. It is as long as the random
-// UUID that NVIDIA's plugin uses, so that it fits into the 63 characters of a key.
+// allocationID makes the annotations of two resources in one container differ. The same devices
+// always get the same ID. It is as long as the random UUID that NVIDIA's plugin uses, so that the
+// key stays within its limit of 63 characters.
 func allocationID(resource string, ids []string) string {
 	hash := sha256.New()
 	hash.Write([]byte(resource))
@@ -253,50 +284,49 @@ func allocationID(resource string, ids []string) string {
 	return hex.EncodeToString(hash.Sum(nil))[:length]
 }
 
-// Host is what a node has ready for containers. It is gathered beforehand, because
-// Allocate reads no files, and must not be changed once it was handed over.
+// Host is what a node provides for containers. It is gathered beforehand, because Allocate reads no
+// files. It must not be changed after it was passed to a Manager.
 type Host struct {
-	// Nodes are the device nodes of each unit, by its ID: "/dev/nvidia0", and a
-	// partition's capabilities. A partition has none where grants have no nodes.
+	// Nodes are the device nodes of each unit, by its ID: "/dev/nvidia0", and a partition's
+	// capability nodes. A partition has none if grants do not use device nodes.
 	Nodes map[string][]string
-	// ControlNodes are those that every container needs, as far as they exist.
+	// ControlNodes are the existing device nodes that every container needs.
 	ControlNodes []string
-	// DevRoot is the host's directory that the nodes' paths are relative to; empty for "/".
+	// DevRoot is the host directory that the paths of nodes are relative to; empty for "/".
 	DevRoot string
-	// IMEXChannels are those of Grants.IMEXChannels that the node has, IMEXLacks says why one of
-	// them is missing.
+	// IMEXChannels are the channels in Grants.IMEXChannels that exist on the node. IMEXLacks says
+	// why one of them is missing.
 	IMEXChannels []string
 	IMEXLacks    string
-	// Extras are the qualified CDI names of those of Grants.Extras that the node has.
+	// Extras are the qualified CDI names of the Grants.Extras that exist on the node.
 	Extras []string
-	// Obstacles say why a unit cannot be granted now, by its ID.
+	// Obstacles gives, by unit ID, the reason why a unit cannot be granted now.
 	Obstacles map[string]string
-	// NoCDIEntry are the units that claims cannot be given, because there is no CDI entry for
-	// them, and why; nil where no claims are served.
+	// NoCDIEntry gives, by unit ID, the reason why a unit has no CDI entry and so cannot be given
+	// to claims; nil if no claims are served.
 	NoCDIEntry map[string]string
 }
 
-// CDIVendor is the vendor of the CDI entries that NVIDIA's device plugin creates. Ours
-// have the same names, so that a container can restart after either plugin has taken
-// the other's place
-// (k8s-device-plugin, cmd/nvidia-device-plugin/plugin-manager.go).
+// CDIVendor is the vendor of the CDI entries that NVIDIA's device plugin creates. Virgate's entries
+// have the same names, so that a container can restart after one of the two plugins has replaced
+// the other (k8s-device-plugin, cmd/nvidia-device-plugin/plugin-manager.go).
 const CDIVendor = "k8s.device-plugin.nvidia.com"
 
-// CDIClass is the class of GPUs and partitions, IMEXClass that of IMEX channels, whose entries
-// have their numbers as names.
+// CDIClass is the class of GPUs and partitions. IMEXClass is the class of IMEX channels, whose
+// entries are named by channel number.
 const (
 	CDIClass  = "gpu"
 	IMEXClass = "imex-channel"
 )
 
-// IMEXNode is the device node of the IMEX channel of that number.
+// IMEXNode returns the device node of the IMEX channel with that number.
 func IMEXNode(channel string) string { return "/dev/nvidia-caps-imex-channels/channel" + channel }
 
-// CDIName is the qualified name of a CDI entry.
+// CDIName returns the qualified name of a CDI entry.
 func CDIName(class, name string) string { return CDIVendor + "/" + class + "=" + name }
 
-// unitNames are the names by which a container knows the units. A unit that has left
-// the plan may have no known index; its UUID is always known.
+// unitNames returns the names by which a container addresses the units. A unit that has left the
+// plan may have no known index; its UUID is always known.
 func unitNames(units []sharing.Unit, by sharing.DeviceIDStrategy) []string {
 	names := make([]string, len(units))
 	for i, u := range units {

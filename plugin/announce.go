@@ -5,29 +5,32 @@ import (
 	"time"
 )
 
-// The kubelet tells the API server of a list up to 10 s after it has applied it
+// The kubelet reports a list to the API server up to 10 s after it has applied it
 // (nodeStatusUpdateFrequency). Until then the scheduler binds pods to devices that are gone, which
-// the kubelet refuses for good, and leaves new ones idle. So a list with fewer Healthy devices is
-// announced before it is sent, and one with more when the kubelet has applied it.
+// the kubelet rejects for good, and leaves new ones idle. So a list with fewer Healthy devices is
+// announced before it is sent, and a list with more once the kubelet has applied it.
 
-// Announcer tells the API server how many devices the kubelet is going to report.
+// Announcer tells the API server how many devices the kubelet is about to report.
 type Announcer interface {
-	// Announce writes by resource how many devices there are, and how many of them are Healthy, to
-	// the Node's status.capacity and status.allocatable. It returns the resources for which the API
-	// server has that now; ctx has a deadline. Manager calls it from one goroutine.
+	// Announce writes, by resource, the number of devices and the number of Healthy ones to the
+	// Node's status.capacity and status.allocatable. It returns the resources for which the API
+	// server now has these numbers. ctx has a deadline. Manager never makes two calls at once.
 	Announce(ctx context.Context, capacity, allocatable map[string]int) (written map[string]bool)
 }
 
 const (
-	// announceLimit is the longest time for which a list waits for its announcement, so that an
-	// API server that is away delays no switch by more.
+	// announceLimit is the longest time that a list waits for its announcement. An unreachable API
+	// server delays a switch by no more than that.
 	announceLimit = 300 * time.Millisecond
 	// boundPause is how long pods that were bound just before the announcement may take to reach
 	// the kubelet.
 	boundPause = 150 * time.Millisecond
+	// burstLimit is for how much longer a list waits while such pods keep coming: the kubelet admits them
+	// one by one, and each may take it a tenth of a second.
+	burstLimit = time.Second
 )
 
-// count is how many devices a list has, and how many of them are Healthy.
+// count is the number of devices in a list and the number of Healthy ones among them.
 type count struct{ devices, healthy int }
 
 func (l List) count() (c count) {
@@ -40,20 +43,20 @@ func (l List) count() (c count) {
 	return c
 }
 
-// notice is a count that is to be announced.
+// notice is a count to announce.
 type notice struct {
 	count
-	// applied is the version of the list, where the kubelet has it already; 0 where it does not.
+	// applied is the version of the list if the kubelet already has it, otherwise 0.
 	applied int64
 }
 
-// announcement is what became of one call of Announce.
+// announcement is the result of one call of Announce.
 type announcement struct {
 	notices map[string]notice
 	written map[string]bool
 }
 
-// announceLoop makes the announcements until ctx ends.
+// announceLoop makes announcements until ctx ends.
 func (m *Manager) announceLoop(ctx context.Context, wanted <-chan map[string]notice, made chan<- announcement) {
 	m.takingOver.Wait()
 	for {
@@ -72,7 +75,7 @@ func (m *Manager) announceLoop(ctx context.Context, wanted <-chan map[string]not
 	}
 }
 
-// announceNow waits for the API server, as long as a list would.
+// announceNow makes one announcement and waits for the API server for at most announceLimit.
 func (m *Manager) announceNow(ctx context.Context, notices map[string]notice) (written map[string]bool) {
 	capacity, allocatable := map[string]int{}, map[string]int{}
 	for name, n := range notices {
@@ -83,20 +86,20 @@ func (m *Manager) announceNow(ctx context.Context, notices map[string]notice) (w
 	return m.options.Announcer.Announce(limited, capacity, allocatable)
 }
 
-// The kubelet takes all devices of a resource for Unhealthy from the end of one plugin's stream to
-// the next one's first list, and refuses the pods that come in between. It would tell the API server
-// of that, too, but later. So who ends announces it first, and who starts as soon as it may serve:
-// the one before it may have been killed, and to open the driver takes time.
+// From the end of one plugin's stream to the first list of the next plugin, the kubelet considers
+// all devices of a resource Unhealthy and refuses the pods that arrive. It tells the API server
+// only later. So a plugin that ends announces this first. A plugin that starts announces it as soon
+// as it may serve: its predecessor may have been killed, and opening the driver takes time.
 
-// TakeOver announces that there are no Healthy devices of what the last run listed. Call it, before Run, as
-// soon as this program may serve. It does not wait.
+// TakeOver announces that the resources of the last run have no Healthy devices. Call it before
+// Run, as soon as this program may serve. It does not wait.
 func (m *Manager) TakeOver(ctx context.Context) {
 	if m.options.Announcer == nil || m.options.Store == nil {
 		return
 	}
 	lists, err := m.options.Store.Load()
 	if err != nil {
-		return // Run says so.
+		return // Run logs the error.
 	}
 	notices := map[string]notice{}
 	for name, list := range lists {
@@ -109,8 +112,8 @@ func (m *Manager) TakeOver(ctx context.Context) {
 	}
 }
 
-// leave announces that there will be no Healthy devices in a moment, and returns when pods that were bound
-// just before have had time to come. The servers go on meanwhile.
+// leave announces that there will be no Healthy devices in a moment. It returns after pods that
+// were bound just before have had time to reach the kubelet. The servers keep running meanwhile.
 func (r *reconciler) leave() {
 	notices := map[string]notice{}
 	for name, s := range r.servers {
@@ -129,14 +132,33 @@ func (r *reconciler) leave() {
 	}
 }
 
-// waitingList is a list that waits for its announcement. The kubelet still has the one before it.
+// waitingList is a list that waits for its announcement. The kubelet still has the previous list.
 type waitingList struct {
 	*generation
-	// due is when it is sent, limit the latest time for that.
+	// due is when it is sent, and limit the latest time for that while no pods come.
 	due, limit time.Time
+	// announced is true when the API server has its numbers, so that the scheduler binds no more pods by the old ones.
+	announced bool
 }
 
-// announce has the count announced soon, together with others.
+// dueAt is when the list is sent: when it is due, and the kubelet has asked for no device for a moment.
+func (s *server) dueAt(w *waitingList) time.Time {
+	if !w.announced {
+		return w.due
+	}
+	due, latest := w.due, w.limit.Add(burstLimit)
+	for _, use := range s.current.Load().uses {
+		if quiet := time.Unix(0, use.granted.Load()).Add(boundPause); quiet.After(due) {
+			due = quiet
+		}
+	}
+	if due.After(latest) {
+		return latest
+	}
+	return due
+}
+
+// announce queues the count; queued counts are announced together soon.
 func (r *reconciler) announce(name string, n notice) {
 	if r.options.Announcer == nil {
 		return
@@ -147,8 +169,8 @@ func (r *reconciler) announce(name string, n notice) {
 	r.toAnnounce[name] = n
 }
 
-// announced notes which lists the API server knows of, and lets those go that have waited for this
-// announcement: at once where it was not made, and otherwise in a moment.
+// announced records which lists the API server knows about. It also releases the lists that waited
+// for this announcement: at once if it failed, otherwise after a pause.
 func (r *reconciler) announced(made announcement) {
 	now := r.options.Now()
 	for name, s := range r.servers {
@@ -167,51 +189,52 @@ func (r *reconciler) announced(made announcement) {
 		if made.written[name] {
 			due = now.Add(boundPause)
 		}
-		if due.Before(waiting.due) {
-			s.waiting.Store(&waitingList{waiting.generation, due, waiting.limit})
+		if waiting.due.Before(due) {
+			due = waiting.due
 		}
+		s.waiting.Store(&waitingList{waiting.generation, due, waiting.limit, made.written[name]})
 	}
 }
 
-// publishOrWait publishes the next generation of a server, or has it wait for its announcement if
-// the kubelet is to take Healthy devices away because of a plan. With a fault it waits for nothing.
+// publishOrWait publishes the next generation of a server. If a plan, and not a fault, makes the
+// kubelet lose Healthy devices, the generation first waits for its announcement.
 func (r *reconciler) publishOrWait(s *running, next *generation, now time.Time) {
 	waiting, before := s.waiting.Load(), s.current.Load()
 	count := next.list.count()
 	lowers := count.healthy < before.list.count().healthy
 	told := waiting != nil && waiting.list.count() == count
-	overdue := waiting != nil && !now.Before(waiting.due)
+	overdue := waiting != nil && !now.Before(s.dueAt(waiting))
 	if r.options.Announcer != nil && lowers && !overdue && !before.losesFaulty(next) {
 		limit := now.Add(announceLimit)
 		if waiting != nil {
 			limit = waiting.limit
 		}
-		due := limit
 		if told {
-			due = waiting.due
+			s.waiting.Store(&waitingList{next, waiting.due, limit, waiting.announced})
 		} else {
 			r.announce(s.name, notice{count: count})
+			s.waiting.Store(&waitingList{next, limit, limit, false})
 		}
-		s.waiting.Store(&waitingList{next, due, limit})
 		return
 	}
 	if lowers && !told || waiting != nil && next.version == before.version {
-		r.announce(s.name, notice{count: count}) // Beside the list, or because another number was announced.
+		r.announce(s.name, notice{count: count}) // Together with the list, or to correct a number announced before.
 	}
 	s.lowered = s.lowered || lowers || waiting != nil
 	s.stopWaiting(next)
 }
 
-// stopWaiting publishes the generation. Who reads both, waiting first, finds it in one of them.
+// stopWaiting publishes the generation. A reader that loads waiting first and then current finds it
+// in one of them.
 func (r *running) stopWaiting(next *generation) {
 	r.publish(next)
 	r.waiting.Store(nil)
 }
 
-// publishDue publishes the list that has waited long enough. It says whether one waits.
+// publishDue publishes a list that has waited long enough. It reports whether a list still waits.
 func (r *reconciler) publishDue(s *running, now time.Time) (waits bool) {
 	waiting := s.waiting.Load()
-	if waiting == nil || now.Before(waiting.due) {
+	if waiting == nil || now.Before(s.dueAt(waiting)) {
 		return waiting != nil
 	}
 	s.lowered = true
@@ -219,8 +242,8 @@ func (r *reconciler) publishDue(s *running, now time.Time) (waits bool) {
 	return false
 }
 
-// losesFaulty says that a Healthy device of g is not so in next because something is wrong with
-// its unit.
+// losesFaulty reports whether next loses a Healthy device of g because something is wrong with the
+// device's unit.
 func (g *generation) losesFaulty(next *generation) bool {
 	for _, e := range g.list.Entries {
 		if !e.Healthy {
@@ -232,8 +255,8 @@ func (g *generation) losesFaulty(next *generation) bool {
 		}
 		unit, known := next.units[e.Unit]
 		_, withheld := next.withheld[e.Unit]
-		// What is withheld of a unit that changes its mode is withheld in the new one, such as MPS
-		// before its daemon is ready.
+		// If a unit changes its mode, withheld refers to the new mode: MPS, for example, before its
+		// daemon is ready.
 		switches := listed && next.list.Entries[at].Switching
 		if withheld && !switches || known && !unit.Health.Healthy() {
 			return true
@@ -243,8 +266,8 @@ func (g *generation) losesFaulty(next *generation) bool {
 }
 
 // announceApplied announces the list that the kubelet was just seen to have, unless the API server
-// was told of it before. One that has lost devices is announced again: the kubelet may have
-// reported the old number in between.
+// already has its numbers. A list that has lost devices is announced again, because the kubelet may
+// have reported the old number in between.
 func (r *reconciler) announceApplied(s *running) {
 	current := s.current.Load()
 	c := current.list.count()
@@ -256,29 +279,32 @@ func (r *reconciler) announceApplied(s *running) {
 	s.noteOutcome()
 }
 
-// AnnounceState is what became of announcing a list that the kubelet has applied.
+// AnnounceState is how far the announcement of a list has come.
 type AnnounceState int
 
 const (
-	// Announcing says that it is not announced yet, or that the kubelet has not applied it, or nobody announces.
+	// Announcing means that the list is not announced yet, or the kubelet has not applied it, or
+	// there is no Announcer.
 	Announcing AnnounceState = iota
-	// Announced says that the Node's status has had its numbers since the kubelet applied it.
+	// Announced means that the Node's status has had the numbers of the list since the kubelet
+	// applied it.
 	Announced
-	// Unannounced says that it could not be written. The kubelet reports it at its next time.
+	// Unannounced means that the numbers could not be written. The kubelet writes them with its
+	// next report.
 	Unannounced
 )
 
-// listOutcome is the outcome of the list of that version.
+// listOutcome is the announcement state of the list with that version.
 type listOutcome struct {
 	version int64
 	AnnounceState
 }
 
-// noteOutcome shows in the status what became of announcing the list that the kubelet has. A list with
-// the numbers of the one before it needs no announcement of its own.
+// noteOutcome makes the announcement state of the list that the kubelet has visible in the status.
+// A list with the same numbers as the previous one needs no announcement of its own.
 func (r *running) noteOutcome() { r.known.Store(&listOutcome{r.applied.Load(), r.outcome}) }
 
-// announceState is Announcing, too, while a newer list is on its way.
+// announceState returns Announcing also while a newer list is on its way.
 func (s *server) announceState() AnnounceState {
 	known := s.known.Load()
 	if known == nil || known.version != s.current.Load().version || s.waiting.Load() != nil {
@@ -287,11 +313,15 @@ func (s *server) announceState() AnnounceState {
 	return known.AnnounceState
 }
 
-// firstDue is when the first of the lists that wait is to be sent; zero for none.
+// firstDue returns when the first of the waiting lists is to be sent; zero if none waits.
 func (r *reconciler) firstDue() (first time.Time) {
 	for _, s := range r.servers {
-		if w := s.waiting.Load(); w != nil && (first.IsZero() || w.due.Before(first)) {
-			first = w.due
+		w := s.waiting.Load()
+		if w == nil {
+			continue
+		}
+		if due := s.dueAt(w); first.IsZero() || due.Before(first) {
+			first = due
 		}
 	}
 	return first

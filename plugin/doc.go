@@ -1,13 +1,12 @@
-// Package plugin serves a plan to the kubelet: one gRPC server for each resource, on a
-// socket of its own, which is registered again whenever the kubelet disconnects it.
+// Package plugin serves a plan to the kubelet: one gRPC server for each resource, on a socket of
+// its own, which is registered again whenever the kubelet disconnects it.
 //
-// The package does not know NVML, profiles or Kubernetes' API, and it never looks at
-// the node's files: what the kubelet holds and has applied it asks a Kubelet, what
-// grants need it is given as a Host. docs/explanation/kubelet.md has the reasons behind the
-// protocol.
+// The package does not know NVML, profiles or the Kubernetes API, and it reads none of the node's
+// files. A Kubelet tells it what the kubelet holds and has applied, and a Host tells it what grants
+// need. docs/explanation/kubelet.md gives the reasons behind the protocol.
 //
-// Read next.go and switch.go for the decision what each resource lists next, a pure
-// function; kubelet.go, manager.go and reconcile.go for the loop around it; and
-// generation.go, server.go, allocate.go and refusal.go for what answers the kubelet's
-// calls. registrar.go keeps a server registered.
+// next.go and switch.go decide what each resource lists next, as a pure function. kubelet.go,
+// manager.go and reconcile.go are the loop around it. generation.go, server.go, allocate.go and
+// refusal.go answer the kubelet's calls. registrar.go keeps a server registered, and announce.go
+// tells the API server about lists.
 package plugin

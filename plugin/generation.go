@@ -11,43 +11,55 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// generation is what a resource serves until something changes. It is immutable
-// except for the use records, which later generations share, and superseded, which
-// is closed when another list takes its place.
+// generation is what a resource serves until something changes. It is immutable except for the use
+// records, which later generations share, and superseded, which is closed when a different list
+// replaces this one.
 type generation struct {
 	resource sharing.Resource
 	list     List
 	terms    grantTerms
 	choices  *sharing.DeviceSet
-	// units are those behind the list, by ID, and withheld says which of them cannot be granted
-	// in the way in which the plan offers them, and why.
+	// units are the units of the listed devices, by ID. withheld gives the reason for each unit
+	// that cannot be granted now in the mode in which the plan offers it.
 	units    map[string]sharing.Unit
 	withheld map[string]string
-	// uses are by place in the list.
+	// uses has the record of each device, in the order of the list.
 	uses []*deviceUse
-	// version counts the lists of the server that have other devices than the one before.
+	// version increases with each list of the server that has other devices than the previous list.
 	version    int64
 	superseded chan struct{}
 }
 
-// grantTerms are what grants depend on apart from the list.
+// grantTerms are what grants depend on, apart from the list.
 type grantTerms struct {
 	grants sharing.Grants
 	host   *Host
 }
 
-// deviceUse records when Allocate last granted a device and GetPreferredAllocation
-// last chose it, since when it is refused, and since when one that is Whole is granted as a
-// time-slice, in Unix nanoseconds; 0 for never.
+// deviceUse has times in Unix nanoseconds, 0 for never: when Allocate last granted the device, when
+// GetPreferredAllocation last chose it, since when it is refused (closed), and since when a Whole
+// device is granted as a time-slice (shared).
 type deviceUse struct{ granted, preferred, closed, shared atomic.Int64 }
 
-// newGeneration makes the generation that follows previous, which may be nil. When
-// the devices are the same, streams have nothing to send and go on waiting.
-func newGeneration(resource sharing.Resource, list List, terms grantTerms, health map[string]sharing.Health, units map[string]sharing.Unit, previous *generation) *generation {
+// newGeneration returns the generation that follows previous, which may be nil. If the devices are
+// the same, streams have nothing to send and keep waiting.
+func newGeneration(
+	resource sharing.Resource,
+	list List,
+	terms grantTerms,
+	health map[string]sharing.Health,
+	units map[string]sharing.Unit,
+	previous *generation,
+) *generation {
 	g := &generation{
-		resource: resource, list: list, terms: terms,
-		units: map[string]sharing.Unit{}, withheld: map[string]string{}, uses: make([]*deviceUse, len(list.Entries)),
-		version: 1, superseded: make(chan struct{}),
+		resource:   resource,
+		list:       list,
+		terms:      terms,
+		units:      map[string]sharing.Unit{},
+		withheld:   map[string]string{},
+		uses:       make([]*deviceUse, len(list.Entries)),
+		version:    1,
+		superseded: make(chan struct{}),
 	}
 	for _, u := range resource.Units {
 		if !u.Health.Healthy() {
@@ -92,9 +104,14 @@ func newGeneration(resource sharing.Resource, list List, terms grantTerms, healt
 	return g
 }
 
-// servedUnit returns the entry's unit as the plan has it, or else as it last was, or else
-// as far as the list knows it.
-func servedUnit(e Entry, health map[string]sharing.Health, units map[string]sharing.Unit, previous *generation) sharing.Unit {
+// servedUnit returns the entry's unit from the plan, or else as it last was, or else with what the
+// list knows of it.
+func servedUnit(
+	e Entry,
+	health map[string]sharing.Health,
+	units map[string]sharing.Unit,
+	previous *generation,
+) sharing.Unit {
 	unit, found := units[e.Unit]
 	if !found && previous != nil {
 		unit, found = previous.units[e.Unit]
@@ -103,7 +120,8 @@ func servedUnit(e Entry, health map[string]sharing.Health, units map[string]shar
 		unit = sharing.Unit{ID: e.Unit, Index: e.Index}
 	}
 	var present bool
-	if unit.Health, present = health[e.Unit]; !present {
+	unit.Health, present = health[e.Unit]
+	if !present {
 		unit.Health = sharing.Faulty("no longer on this node")
 	}
 	return unit
@@ -115,8 +133,8 @@ func (g *generation) repeated() *generation {
 	return &again
 }
 
-// response is the list for the kubelet. It is made when a stream needs it, because it is
-// large. Devices of one NUMA node share their topology.
+// response returns the list for the kubelet. It is built only when a stream needs it, because it is
+// large. Devices on the same NUMA node share one topology value.
 func (g *generation) response() *api.ListAndWatchResponse {
 	response := &api.ListAndWatchResponse{Devices: make([]*api.Device, len(g.list.Entries))}
 	listed := make([]api.Device, len(g.list.Entries))
@@ -137,7 +155,7 @@ func (g *generation) response() *api.ListAndWatchResponse {
 	return response
 }
 
-// rpcState adds what the use records say.
+// rpcState adds the times in the use records to into.
 func (g *generation) rpcState(into RPCState) {
 	note := func(into DeviceTimes, id string, at int64) {
 		if at != 0 {

@@ -8,18 +8,17 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Kubelet reads what the kubelet knows of devices. Manager calls it from a goroutine
-// of its own, and each server calls Serving from its own, so that a slow answer
-// delays no list, no allocation and not the end of the program.
+// Kubelet reads what the kubelet knows about devices. Manager and each server call it from
+// goroutines of their own, so that a slow answer delays no list, no allocation and no shutdown.
 type Kubelet interface {
-	// Held returns who holds which devices now. It fails rather than return an
-	// incomplete answer. An allocation without a namespace may belong to a pod that
-	// is gone; the kubelet forgets it when it next gets a list.
+	// Held returns which containers hold which devices now. It fails rather than return an
+	// incomplete answer. An allocation without a namespace may belong to a pod that is gone; the
+	// kubelet forgets it when it next gets a list.
 	Held(ctx context.Context) ([]sharing.Allocation, error)
-	// Applied returns the devices that the kubelet believes to be Healthy, by resource.
+	// Applied returns the devices that the kubelet considers Healthy, by resource.
 	Applied(ctx context.Context) (map[string][]string, error)
-	// Serving says whether the kubelet is connected to a plugin that offers
-	// Healthy devices of the resource.
+	// Serving reports whether the kubelet is connected to a plugin that offers Healthy devices of
+	// the resource.
 	Serving(ctx context.Context, resource string) (bool, error)
 }
 
@@ -48,26 +47,26 @@ func (t DeviceTimes) set(resource, id string, at time.Time) {
 	t[resource][id] = at
 }
 
-// KubeletSnapshot is what was last read from the kubelet; zero before the first reading.
+// KubeletSnapshot is the result of the latest readings of the kubelet; zero before the first.
 type KubeletSnapshot struct {
 	Held    DeviceIDs
 	Applied DeviceIDs
-	// Holders are who holds what is Held.
+	// Holders are the allocations behind Held.
 	Holders []sharing.Allocation
-	// Uncertain are those Held for which the kubelet names no pod; see Kubelet.Held.
+	// Uncertain are the Held devices for which the kubelet names no pod; see Kubelet.Held.
 	Uncertain DeviceIDs
-	// SeenHeld is when the last reading began that names a pod which held the device.
+	// SeenHeld is when the latest reading began that showed a named pod holding the device.
 	SeenHeld DeviceTimes
-	// HeldAt and AppliedAt are when the reading began; zero when it never succeeded.
+	// HeldAt and AppliedAt are when the reading of Held and of Applied began; zero if none has succeeded.
 	HeldAt, AppliedAt time.Time
-	// HeldKnown and AppliedKnown say that the last reading succeeded. When it
-	// failed, held and applied are the last that did.
+	// HeldKnown and AppliedKnown report whether the latest reading succeeded. If not, Held and
+	// Applied are from the last one that did.
 	HeldKnown, AppliedKnown bool
 }
 
-// unseen says that a device which was granted at that time may be held by a pod that no
-// reading has shown yet. A pod that was seen and is gone delays nothing. A pod that was
-// never seen may have failed to start; its grant counts until the delay has passed.
+// unseen reports whether a device granted at that time may be held by a pod that no reading has
+// shown yet. A pod that was seen and is gone delays nothing. A pod that was never seen may have
+// failed to start; its grant counts until the delay has passed.
 func (k KubeletSnapshot) unseen(resource, id string, granted time.Time, delay time.Duration) bool {
 	switch {
 	case granted.IsZero():
@@ -89,7 +88,7 @@ func (k KubeletSnapshot) unseenAny(granted DeviceTimes, delay time.Duration) boo
 	return false
 }
 
-// seeHeld records when devices were seen held, and forgets what is too old for any grant.
+// seeHeld records when devices were seen held, and forgets times too old to matter for any grant.
 func (k *KubeletSnapshot) seeHeld(last DeviceTimes, remember time.Duration) {
 	k.SeenHeld = DeviceTimes{}
 	for resource, ids := range last {
@@ -101,7 +100,7 @@ func (k *KubeletSnapshot) seeHeld(last DeviceTimes, remember time.Duration) {
 	}
 	for resource, ids := range k.Held {
 		for id := range ids {
-			// A holder without a name may be one whose end the kubelet's checkpoint has missed.
+			// A holder without a name may be a pod whose end the kubelet's checkpoint has missed.
 			if !k.Uncertain.has(resource, id) {
 				k.SeenHeld.set(resource, id, k.HeldAt)
 			}
@@ -109,18 +108,26 @@ func (k *KubeletSnapshot) seeHeld(last DeviceTimes, remember time.Duration) {
 	}
 }
 
-// readKubelet reads what is held, applied or both, and keeps from last what it was not
-// asked for or cannot read now.
-func readKubelet(ctx context.Context, k Kubelet, what reading, last KubeletSnapshot, remember time.Duration, now func() time.Time) (KubeletSnapshot, error) {
+// readKubelet reads Held, Applied or both. What is not requested, or cannot be read now, it keeps
+// from last.
+func readKubelet(
+	ctx context.Context,
+	k Kubelet,
+	what reading,
+	last KubeletSnapshot,
+	remember time.Duration,
+	now func() time.Time,
+) (KubeletSnapshot, error) {
 	next := last
 	var appliedErr, heldErr error
-	// Applied comes first: a device that the kubelet no longer considers Healthy, and
-	// that nobody holds in a later reading, stays free.
+	// Applied comes first: a device that the kubelet no longer considers Healthy, and that no pod
+	// holds in a later reading, stays free.
 	if what.applied {
 		began := now()
 		var applied map[string][]string
 		applied, appliedErr = k.Applied(ctx)
-		if next.AppliedKnown = appliedErr == nil; next.AppliedKnown {
+		next.AppliedKnown = appliedErr == nil
+		if next.AppliedKnown {
 			next.Applied, next.AppliedAt = DeviceIDs{}, began
 			for resource, ids := range applied {
 				next.Applied[resource] = make(map[string]struct{}, len(ids))
@@ -134,8 +141,12 @@ func readKubelet(ctx context.Context, k Kubelet, what reading, last KubeletSnaps
 		began := now()
 		var held []sharing.Allocation
 		held, heldErr = k.Held(ctx)
-		if next.HeldKnown = heldErr == nil; next.HeldKnown {
-			next.Holders, next.Held, next.Uncertain, next.HeldAt = held, DeviceIDs{}, DeviceIDs{}, began
+		next.HeldKnown = heldErr == nil
+		if next.HeldKnown {
+			next.Holders = held
+			next.Held = DeviceIDs{}
+			next.Uncertain = DeviceIDs{}
+			next.HeldAt = began
 			for _, allocation := range held {
 				for _, id := range allocation.Devices {
 					next.Held.add(allocation.Resource, id)
@@ -150,7 +161,7 @@ func readKubelet(ctx context.Context, k Kubelet, what reading, last KubeletSnaps
 	return next, cmp.Or(heldErr, appliedErr)
 }
 
-// watchKubelet reads the kubelet when asked to, and sends what it read to snapshots.
+// watchKubelet reads the kubelet on request, and sends the results to snapshots.
 func (m *Manager) watchKubelet(ctx context.Context, requests <-chan reading, snapshots chan<- KubeletSnapshot) {
 	var last KubeletSnapshot
 	complained := ""

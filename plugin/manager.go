@@ -17,11 +17,11 @@ import (
 type Options struct {
 	// Dir is the kubelet's device-plugins directory. It need not exist yet.
 	Dir string
-	// Kubelet says what is held and applied; nil when nothing can.
+	// Kubelet reads which devices are held and applied; nil if that cannot be read.
 	Kubelet Kubelet
-	// Store keeps the lists over restarts; nil for none.
+	// Store keeps the lists across restarts; nil disables it.
 	Store Store
-	// Announcer tells the scheduler of lists before the kubelet does; nil for nobody.
+	// Announcer makes lists known to the scheduler before the kubelet does; nil disables it.
 	Announcer Announcer
 	Timing    Timing
 	Logger    *slog.Logger
@@ -29,44 +29,43 @@ type Options struct {
 	Now func() time.Time
 }
 
-// Store keeps the lists, so that a restarted Virgate first offers every device that a
-// pod may hold. Manager calls it from one goroutine; no allocation waits for it.
+// Store keeps the lists, so that a restarted Virgate first offers every device that a pod may hold.
+// Manager never makes two calls at once, and no allocation waits for a call.
 type Store interface {
-	// Load returns the lists that were saved last, each Entry with its Mode; none when there are none.
+	// Load returns the lists saved last, each Entry with its Mode; none if none were saved.
 	Load() (Lists, error)
-	// Save returns when the lists are kept for good. After an error it is called
-	// again, at the latest in 10 s.
+	// Save returns once the lists are stored durably. After an error it is called again within 10 s.
 	Save(lists Lists) error
 }
 
-// Manager serves the last plan to the kubelet, and brings the lists to what it wants.
+// Manager serves the latest plan to the kubelet, and brings the lists to what the plan wants.
 type Manager struct {
 	options Options
-	// planned wakes Run when there is a new plan or host.
+	// planned wakes Run after Apply, SetHost and RefreshHolders.
 	planned signal
 	plan    atomic.Pointer[sharing.Plan]
 	host    atomic.Pointer[Host]
 	status  atomic.Pointer[managerStatus]
 	readers subscribers
-	// listed and grants wake Run when a stream was sent a list, and Allocate has granted.
+	// listed and grants wake Run after a list was sent on a stream, and after Allocate granted devices.
 	listed, grants signal
 	callMetrics    CallMetrics
 	refusedUnits   *refusedUnits
-	// takingOver is the announcement of TakeOver.
+	// takingOver waits for the announcement of TakeOver.
 	takingOver sync.WaitGroup
-	// refreshing are the units of RefreshHolders.
+	// refreshing has the units of the last call of RefreshHolders.
 	refreshing atomic.Pointer[[]string]
 }
 
-// managerStatus is what Run serves now. It is immutable but for superseded, which is
-// closed when another takes its place.
+// managerStatus is what Run serves now. It is immutable except for superseded, which is closed when
+// another one replaces it.
 type managerStatus struct {
 	servers []*server // by name
 	plan    *sharing.Plan
-	// kubeletSeen says that the last reading of the kubelet succeeded.
+	// kubeletSeen is true if the latest reading of the kubelet succeeded.
 	kubeletSeen bool
 	holders     []sharing.Allocation
-	// switched says that what pods hold was read for the plan, and Lists.switched.
+	// switched is true if the holders were read for this plan and Lists.switched is true.
 	switched   bool
 	superseded chan struct{}
 }
@@ -77,32 +76,38 @@ func NewManager(options Options) *Manager {
 	if options.Now == nil {
 		options.Now = time.Now
 	}
-	m := &Manager{options: options, planned: make(signal, 1), listed: make(signal, 1), grants: make(signal, 1), refusedUnits: newRefusedUnits()}
+	m := &Manager{
+		options:      options,
+		planned:      make(signal, 1),
+		listed:       make(signal, 1),
+		grants:       make(signal, 1),
+		refusedUnits: newRefusedUnits(),
+	}
 	m.status.Store(&managerStatus{superseded: make(chan struct{})})
 	m.host.Store(&Host{})
 	return m
 }
 
-// SetHost says what the node has ready for containers; without it, only the names of
-// devices can be granted. Call it before Apply of a plan that needs it, because each
-// list is served with the last host. It does not wait.
+// SetHost sets what the node provides for containers; without it, grants can only name devices.
+// Call it before applying a plan that needs it, because each list is served with the latest host.
+// It does not wait.
 func (m *Manager) SetHost(host Host) {
 	m.host.Store(&host)
 	m.planned.notify()
 }
 
-// Apply makes plan the wanted one. It does not wait; of several plans the last
+// Apply makes plan the wanted one. It does not wait; if it is called several times, the last plan
 // wins. The plan must not be changed afterwards.
 func (m *Manager) Apply(plan sharing.Plan) {
 	if last := m.plan.Load(); last != nil && reflect.DeepEqual(*last, plan) {
-		return // Another one would have what pods hold read again before units change.
+		return // An equal plan would only make units wait for another reading of the holders.
 	}
 	m.plan.Store(&plan)
 	m.planned.notify()
 }
 
-// AwaitStopped returns nil when no resource is served any more, which happens after an
-// empty plan was applied, and an error when ctx ends first.
+// AwaitStopped returns nil once no resource is served any more, which happens after an empty plan
+// was applied. It returns an error if ctx ends first.
 func (m *Manager) AwaitStopped(ctx context.Context) error {
 	for {
 		stopped := m.status.Load()
@@ -117,26 +122,35 @@ func (m *Manager) AwaitStopped(ctx context.Context) error {
 	}
 }
 
-// Run serves until ctx ends, and returns when every server has stopped. It does not
-// take back what the kubelet was told, so that a successor can go on from there. The last thing
-// it does before its servers stop is to announce that; see leave.
+// Run serves until ctx ends, and returns after every server has stopped. It does not withdraw the
+// lists that the kubelet has, so that a successor can go on from there. Just before its servers
+// stop, it announces that; see leave.
 func (m *Manager) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	var children, servers sync.WaitGroup
-	r := reconciler{Manager: m, lists: Lists{}, servers: map[string]*running{}, start: func(s *server) *running {
-		ctx, stop := context.WithCancel(serving)
-		run := &running{server: s, stop: stop, done: make(chan struct{})}
-		servers.Go(func() {
-			defer close(run.done)
-			s.run(ctx)
-		})
-		return run
-	}}
+	r := reconciler{
+		Manager: m,
+		lists:   Lists{},
+		servers: map[string]*running{},
+		start: func(s *server) *running {
+			ctx, stop := context.WithCancel(serving)
+			run := &running{
+				server: s,
+				stop:   stop,
+				done:   make(chan struct{}),
+			}
+			servers.Go(func() {
+				defer close(run.done)
+				s.run(ctx)
+			})
+			return run
+		},
+	}
 	defer servers.Wait()
 	defer stopServing()
 	defer r.leave()
-	defer children.Wait() // The announcements have ended before the last one.
+	defer children.Wait() // All other announcements end before the one of leave.
 	defer cancel()
 
 	requests := make(chan reading)
@@ -153,9 +167,9 @@ func (m *Manager) Run(ctx context.Context) error {
 	timer := time.NewTimer(0)
 	timer.Stop()
 	defer timer.Stop()
-	// The first lists wait until it is known what pods hold already.
+	// The first lists wait until it is known what pods already hold.
 	looked := m.options.Kubelet == nil
-	var due, asked reading // What is to be read, and what is being read; zero for nothing.
+	var due, asked reading // The next reading and the one in progress; zero for none.
 	for {
 		var ask chan<- reading
 		if due != (reading{}) && m.options.Kubelet != nil {
@@ -206,7 +220,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			continue
 		}
 		if granted {
-			r.unseenGrants = true // No list changes by it: its holder is looked for in a while.
+			r.unseenGrants = true // A grant changes no list; its holder is read later.
 		} else {
 			r.step(plan)
 		}
@@ -219,31 +233,30 @@ func (m *Manager) Run(ctx context.Context) error {
 
 // Timing has the durations of the protocol. A zero field means its default.
 type Timing struct {
-	// RemovalDelay is how long a surplus device stays in the list after the kubelet has
-	// applied that it is Unhealthy; default 30 s. It is longer than any admission that
-	// chose the device before that.
+	// RemovalDelay is how long a surplus device stays in the list after the kubelet has applied that
+	// it is Unhealthy; default 30 s. Any admission that chose the device earlier takes less time.
 	RemovalDelay time.Duration
-	// RetireAfter is how long a surplus device that a pod holds stays Healthy, where
-	// the plan does not say so; default 10 min.
+	// RetireAfter is how long a surplus device that a pod holds stays Healthy, unless the plan says
+	// otherwise; default 10 min.
 	RetireAfter time.Duration
-	// Settle is for a unit that changes its sharing mode: it is the time from when the
-	// kubelet has applied that a device is Unhealthy until Allocate refuses the device;
-	// default 50 ms. An admission that chose the device before that can still finish.
+	// Settle is for a unit that changes its sharing mode: the time from when the kubelet has
+	// applied that a device is Unhealthy until Allocate refuses the device; default 50 ms. An
+	// admission that chose the device earlier can finish in that time.
 	Settle time.Duration
 	// StopAfter is how long a dropped resource is served with an empty list before its
 	// server stops; default 30 s, so that the kubelet reports the 0 at least twice.
 	StopAfter time.Duration
-	// RegisterTimeout is how long the kubelet may take to answer a registration; default
-	// 15 s, above the 10 s in which it dials back.
+	// RegisterTimeout is how long the kubelet may take to answer a registration; default 15 s,
+	// which is more than the 10 s within which it dials back.
 	RegisterTimeout time.Duration
-	// StreamTimeout is how long after a registration the kubelet may take to open
-	// its stream; 5 s when zero.
+	// StreamTimeout is how long the kubelet may take after a registration to open its stream;
+	// default 5 s.
 	StreamTimeout time.Duration
-	// VerifyAfter is how long after a stream has opened the kubelet must show
-	// the resource; default 5 s.
+	// VerifyAfter is how long the kubelet may take after a stream has opened to show the resource;
+	// default 5 s.
 	VerifyAfter time.Duration
-	// ListInterval is the shortest time between two lists of a resource; default 100 ms,
-	// because each list costs the kubelet an fsync.
+	// ListInterval is the shortest time between two lists of a resource; default 100 ms, because
+	// each list costs the kubelet an fsync.
 	ListInterval time.Duration
 }
 
@@ -259,15 +272,15 @@ func (t Timing) withDefaults() Timing {
 	return t
 }
 
-// pollInterval is how often the kubelet is asked while something waits for it.
+// pollInterval is how often the kubelet is read while something waits for it.
 func (t Timing) pollInterval() time.Duration {
 	return min(max(t.RemovalDelay/4, 20*time.Millisecond), 500*time.Millisecond)
 }
 
-// RefreshHolders says that somebody waits for the units' holders to go. The kubelet may
-// name holders that are gone until it gets a list. So while one of the units has such
-// a holder, its list is sent again, once in each Timing.RemovalDelay. The next call
-// replaces the units.
+// RefreshHolders tells the Manager that the caller waits until no pod holds the units. Until the
+// kubelet gets a list, it may report allocations of pods that are gone. So while one of the units
+// has an allocation without a named pod, its list is sent again, with pauses of at most
+// longestResendPause. The next call replaces the units.
 func (m *Manager) RefreshHolders(units ...string) {
 	m.refreshing.Store(&units)
 	m.planned.notify()
@@ -278,9 +291,9 @@ func (m *Manager) awaitsHolders(unit string) bool {
 	return awaited != nil && slices.Contains(*awaited, unit)
 }
 
-// Withdrawn says that nobody can use the units any more: the last plan is served, and each
-// of their devices that is still listed was first refused by Allocate and then found to be
-// held by nobody. Changed receives when the answer may be another.
+// Withdrawn reports whether the units are out of use: the latest plan is served, and for each of
+// their devices still listed, Allocate refused it first and no pod was found to hold it afterwards.
+// Use Subscribe to learn when the answer may have changed.
 func (m *Manager) Withdrawn(units ...string) bool {
 	serving := m.status.Load()
 	if m.plan.Load() != serving.plan {
@@ -292,7 +305,7 @@ func (m *Manager) Withdrawn(units ...string) bool {
 		})
 	}
 	for _, s := range serving.servers {
-		// One that waits first: it is the current one when it does not wait any more.
+		// Check waiting first: a list that stops waiting has become the current one.
 		if waiting := s.waiting.Load(); waiting != nil && lists(waiting.generation) || lists(s.current.Load()) {
 			return false
 		}
@@ -300,7 +313,7 @@ func (m *Manager) Withdrawn(units ...string) bool {
 	return true
 }
 
-// signal says that there is something to look at. A nil one is ignored; notify never blocks.
+// signal wakes a reader. A nil signal is ignored; notify never blocks.
 type signal chan struct{}
 
 func (s signal) notify() {
@@ -310,7 +323,7 @@ func (s signal) notify() {
 	}
 }
 
-// subscribers are the channels that Subscribe has returned. A nil one is ignored.
+// subscribers are the channels that Subscribe has returned. A nil *subscribers is ignored.
 type subscribers struct{ signals atomic.Pointer[[]signal] }
 
 func (s *subscribers) add() signal {
@@ -338,23 +351,23 @@ func (s *subscribers) notify() {
 	}
 }
 
-// Status is how the last plan is served now.
+// Status is how the latest plan is served now.
 type Status struct {
-	// Served says that the lists are made for the last plan that was applied, though one may wait
-	// for its announcement: it is not Applied then, and Listed has the one before it. A
-	// resource of the plan that is not in Resources then has only units that are still
-	// held in another sharing mode.
+	// Served is true if the lists are made for the latest plan that was applied. One of them may
+	// still wait for its announcement; then its Applied is false, and its Listed has the previous
+	// list. If Served is true, a resource of the plan that is not in Resources has only units that
+	// are still held in another sharing mode.
 	Served bool
-	// Switched says that the lists are as the last plan wants them, but for what pods hold. They may
-	// still be on their way to the kubelet.
+	// Switched is true if the lists are as the latest plan wants them, except for what pods hold.
+	// They may still be on their way to the kubelet.
 	Switched bool
-	// KubeletSeen says that what the kubelet holds and has applied could be read
-	// when it was last needed. While it cannot, no device is removed from a list.
+	// KubeletSeen is true if what the kubelet holds and has applied could be read when it was last
+	// needed. While it is false, no device is removed from a list.
 	KubeletSeen bool
-	// Holders are who held which devices when that could last be read. While a unit
-	// waits for its holders, they are half a second old at most.
+	// Holders are the allocations at the latest successful reading. While a unit waits for its
+	// holders, they are at most half a second old.
 	Holders []sharing.Allocation
-	// Resources are by name.
+	// Resources are sorted by name.
 	Resources []ResourceStatus
 }
 
@@ -363,44 +376,49 @@ type ResourceStatus struct {
 	Name string
 	// Streams is how many ListAndWatch streams the kubelet has open; 1 is right.
 	Streams int
-	// Devices is how many devices the list has, Healthy how many of them the
-	// kubelet may hand out, Leaving how many are on their way out.
+	// Devices is the number of devices in the list, Healthy the number that the kubelet may hand
+	// out, and Leaving the number on their way out.
 	Devices, Healthy, Leaving int
-	// Dropped says that the plan does not have the resource any more.
+	// Dropped is true if the plan no longer has the resource.
 	Dropped bool
-	// Applied says that the kubelet has the list as it is now: it was sent, and a
-	// reading after that showed its Healthy devices, and none that are Unhealthy.
+	// Applied is true if the kubelet has the list as it is now: the list was sent, and a later
+	// reading showed all of its Healthy devices and none of its Unhealthy ones.
 	Applied bool
-	// AnnounceState is whether the API server was told of the list, once it is Applied.
+	// AnnounceState is whether the API server has the numbers of the list, once it is Applied.
 	AnnounceState AnnounceState
-	// Listed are the devices of the list, those on their way out included.
+	// Listed are the devices in the list, including the ones on their way out.
 	Listed []Entry
-	// Units are those that are offered under the name, or held in a mode that they
-	// are to leave. Replicas counts such devices; it is 1 as long as a pod was promised the whole.
+	// Units are the units that are offered under this name, or held in a mode that they are to
+	// leave. Replicas counts such devices; it is 1 while a pod may hold the whole unit.
 	Units []sharing.Unit
-	// Registrations, Lists and Granted count since the server started; SameUnit are the
-	// grants of two devices of one unit to a container.
+	// Registrations, Lists and Granted count since the server started. So does SameUnit, which
+	// counts the grants of two devices of one unit to one container.
 	Registrations, Lists, Granted, SameUnit uint64
-	// Refused counts refused calls by reason; it has every reason.
+	// Refused counts refused calls by reason; every reason is present.
 	Refused map[RefusalReason]uint64
 }
 
-// Status returns how the last plan is served now.
+// Status returns how the latest plan is served now.
 func (m *Manager) Status() Status {
 	plan, serving := m.plan.Load(), m.status.Load()
 	status := make([]ResourceStatus, len(serving.servers))
 	for i, s := range serving.servers {
-		waits := s.waiting.Load() != nil // Before current, which it becomes.
+		waits := s.waiting.Load() != nil // Read before current, which it becomes.
 		current := s.current.Load()
 		list := current.list
 		status[i] = ResourceStatus{
-			Name: s.name, Streams: int(s.streams.Load()),
-			Devices: len(list.Entries), Dropped: !list.Dropped.IsZero(),
+			Name:          s.name,
+			Streams:       int(s.streams.Load()),
+			Devices:       len(list.Entries),
+			Dropped:       !list.Dropped.IsZero(),
 			Applied:       s.applied.Load() == current.version && !waits,
 			AnnounceState: s.announceState(),
 			Registrations: s.counters.registrations.Load(),
-			Lists:         s.counters.lists.Load(), Granted: s.counters.granted.Load(), SameUnit: s.counters.sameUnit.Load(),
-			Listed: list.Entries, Refused: s.counters.refusals(),
+			Lists:         s.counters.lists.Load(),
+			Granted:       s.counters.granted.Load(),
+			SameUnit:      s.counters.sameUnit.Load(),
+			Listed:        list.Entries,
+			Refused:       s.counters.refusals(),
 		}
 		whole := map[string]bool{}
 		for _, e := range list.Entries {
@@ -416,7 +434,7 @@ func (m *Manager) Status() Status {
 			if e.Phase != Offered && (e.Phase != Closing || !e.Switching) {
 				continue
 			}
-			last := len(status[i].Units) - 1 // A unit's devices stand together.
+			last := len(status[i].Units) - 1 // The devices of a unit are adjacent.
 			if last < 0 || status[i].Units[last].ID != e.Unit {
 				unit := current.units[e.Unit]
 				unit.Replicas = 0
@@ -427,29 +445,35 @@ func (m *Manager) Status() Status {
 			}
 		}
 	}
-	return Status{Served: plan == serving.plan, Switched: serving.switched, KubeletSeen: serving.kubeletSeen, Holders: serving.holders, Resources: status}
+	return Status{
+		Served:      plan == serving.plan,
+		Switched:    serving.switched,
+		KubeletSeen: serving.kubeletSeen,
+		Holders:     serving.holders,
+		Resources:   status,
+	}
 }
 
-// Subscribe returns a channel that receives when Status may answer otherwise, once for any
-// number of changes since the last receipt. Each reader needs a channel of its own, and reads
-// Status only after it has subscribed. The channel lasts as long as the Manager.
+// Subscribe returns a channel that receives when Status may have changed, once for any number of
+// changes since the last receipt. Each reader needs a channel of its own, and must read Status only
+// after it has subscribed. The channel lasts as long as the Manager.
 func (m *Manager) Subscribe() <-chan struct{} { return m.readers.add() }
 
-// CallMetrics measures how long the kubelet's calls take. Run's goroutine calls it.
+// CallMetrics measures how long the kubelet's calls take. Run's goroutine calls its methods.
 type CallMetrics interface {
 	// Start is called before a resource's server starts, Stop after it has stopped.
 	Start(resource string) CallObservers
 	Stop(resource string)
 }
 
-// CallObservers measure the calls of one resource: Allocate, by whether it was
-// granted, and GetPreferredAllocation. They must not block.
+// CallObservers measure the calls of one resource: Granted and Refused the calls of Allocate, and
+// Preferred those of GetPreferredAllocation. They must not block.
 type CallObservers struct{ Granted, Refused, Preferred Observer }
 
-// Observer takes a duration in seconds; a prometheus.Histogram is one.
+// Observer records a duration in seconds; a prometheus.Histogram is one.
 type Observer interface{ Observe(seconds float64) }
 
-// SetCallMetrics has calls measured; without it they are not. Call it before Run.
+// SetCallMetrics turns on the measurement of calls. Call it before Run.
 func (m *Manager) SetCallMetrics(metrics CallMetrics) { m.callMetrics = metrics }
 
 func observe(observer Observer, took time.Duration) {

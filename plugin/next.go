@@ -11,49 +11,49 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Phase is where a device is on its way through a resource's list.
+// Phase is how far a device has come on its way through a resource's list.
 type Phase string
 
 const (
-	// Offered devices are those that the plan wants.
+	// Offered devices are the ones that the plan wants. A device whose unit waits for its turn to
+	// change its mode is still Offered, too; see Entry.Switching.
 	Offered Phase = "offered"
-	// Closing devices are surplus and held by a pod. They are never removed;
-	// sharing.RetireAfter says how long they stay Healthy.
+	// Closing devices are surplus and held by a pod. They are not removed while they are held;
+	// sharing.RetireAfter limits how long they stay Healthy.
 	Closing Phase = "closing"
-	// Retiring devices are surplus and free. They are Unhealthy and leave the
-	// list when the kubelet has applied that and Timing.RemovalDelay has passed.
+	// Retiring devices are surplus and free. They are Unhealthy, and leave the list after the
+	// kubelet has applied that and Timing.RemovalDelay has passed.
 	Retiring Phase = "retiring"
 )
 
 // Entry is a device in a list.
 type Entry struct {
 	sharing.Device
-	// Mode is how the device shares its unit. The ID does not say it of a device that has the
-	// unit's own ID: it is still listed when the unit is time-sliced, see sharing.Use.CanBecome.
+	// Mode is how the device shares its unit. The ID does not tell the mode of a device with the unit's
+	// own ID: that device stays listed when the unit becomes time-sliced, see sharing.Use.CanBecome.
 	Mode sharing.Mode
-	// Index is the unit's index as in sharing.Unit. It is kept here to name the unit to
-	// a container when the unit is no longer planned.
+	// Index is the unit's index as in sharing.Unit. It is kept to name the unit to a container
+	// after the unit has left the plan.
 	Index string
 	Phase Phase
-	// Since is when a Closing device became surplus, and when an Offered one became Whole.
-	// For a Retiring one it is when the open stream was known to have been given a list that
-	// has it Unhealthy; zero before, and zero for other Offered ones.
+	// Since is when a Closing device became surplus, and when an Offered device became Whole. For a
+	// Retiring device it is when the open stream was known to have been sent a list in which the
+	// device is Unhealthy; zero before. It is zero for other Offered devices.
 	Since time.Time
-	// Applied is when the kubelet was seen, after Since, to have applied that a
-	// Retiring device is Unhealthy. It is zero before, and again if the kubelet is seen
-	// to consider the device Healthy.
+	// Applied is when the kubelet was seen, after Since, to have applied that a Retiring device is
+	// Unhealthy. It is zero before, and again if the kubelet is seen to consider the device Healthy.
 	Applied time.Time
-	// Switching says that the plan has the device's unit in another mode, or not at
-	// all. With Phase Offered, it is not the unit's turn yet.
+	// Switching is true if the plan has the device's unit in another mode, or not at all. If Phase
+	// is Offered, the unit still waits for its turn.
 	Switching bool
-	// Closed says that Allocate refuses the device: it is Switching, and the kubelet
-	// has applied that it is Unhealthy.
+	// Closed is true if Allocate refuses the device: it is Switching, and the kubelet has applied
+	// that it is Unhealthy.
 	Closed bool
-	// Vacated says that nobody held the device, or was about to, after it was Closed.
-	// Its unit can be offered in another mode while it is still listed.
+	// Vacated is true if no pod held the device, or was about to get it, after it was Closed. Its
+	// unit can then be offered in another mode although this device is still listed.
 	Vacated bool
-	// Whole says that a pod may hold the time-slice that was promised the whole unit, because the
-	// unit was exclusive when the pod got it. The other time-slices are offered when it has ended.
+	// Whole is true if a pod that was promised the whole unit may hold this time-slice, because the unit
+	// was exclusive when the pod got it. The other time-slices are offered once that pod has ended.
 	Whole bool
 }
 
@@ -61,10 +61,10 @@ type Entry struct {
 type List struct {
 	// Entries are sorted by the plan's order of units, then by replica.
 	Entries []Entry
-	// Dropped is when the plan was first without the resource; zero while it has it.
+	// Dropped is when the plan was first without the resource; zero while the plan has it.
 	Dropped time.Time
-	// Emptied is since when the kubelet has been given the empty list of a dropped resource,
-	// or, while no stream is open, since when the list is empty; zero before.
+	// Emptied is since when the kubelet has had the empty list of a dropped resource, or, while no
+	// stream is open, since when the list has been empty; zero before.
 	Emptied time.Time
 }
 
@@ -84,8 +84,8 @@ func replica(id string) int {
 	return n
 }
 
-// savedAs says that the lists need not be saved again, because devices and phases are
-// the same. Health is not saved.
+// savedAs reports whether the lists need not be saved again, because devices and phases are the
+// same. Health is not saved.
 func (l Lists) savedAs(saved Lists) bool {
 	return saved != nil && maps.EqualFunc(l, saved, func(a, b List) bool {
 		return slices.EqualFunc(a.Entries, b.Entries, func(a, b Entry) bool {
@@ -95,37 +95,42 @@ func (l Lists) savedAs(saved Lists) bool {
 	})
 }
 
-// RPCState is what the servers know of the kubelet's calls and of the lists it was given.
+// RPCState is what the servers know about the kubelet's calls and about the lists it was sent.
 type RPCState struct {
-	// Granted is when Allocate last served a device, Preferred when
-	// GetPreferredAllocation last chose it, Closed since when Allocate refuses a device
-	// that the list has as Closed, and Shared since when it grants one that is Whole as a
-	// time-slice.
+	// Granted is when Allocate last granted a device, and Preferred is when GetPreferredAllocation
+	// last chose it. Closed is since when Allocate has refused a device that the list has as
+	// Closed. Shared is since when it has granted a Whole device as a time-slice.
 	Granted, Preferred, Closed, Shared DeviceTimes
 	// Busy are the resources with a call in progress.
 	Busy map[string]bool
-	// Sent are the resources with an open stream that was given the newest list, Lost
-	// those without a stream, or with another than at the last step.
+	// Sent are the resources with an open stream that was sent the newest list. Lost are the
+	// resources without a stream, or with a different stream than at the last step.
 	Sent, Lost map[string]bool
 }
 
-// Next returns what each resource should list now. It is pure: the same
-// arguments give the same lists.
+// Next returns what each resource should list now. It is pure: the same arguments give the same lists.
 //
-// A list grows at once and shrinks in two phases (see Phase). Devices that pods
-// hold are kept first. A unit that changes its sharing mode (another resource name,
-// or shared instead of exclusive, or by MPS between another number) is offered in the new one when none of its old
-// devices can be used any more; the old ones stay in the list, Unhealthy, until they
-// can leave it. But a unit that is time-sliced instead of exclusive under one name keeps its
-// device, Healthy, as the first of its shares; see Entry.Whole. When the kubelet cannot be read,
-// nothing is removed, and no unit changes its mode in another way.
+// A list grows at once and shrinks in two phases (see Phase). Devices that pods hold are kept first.
 //
-// A device that a pod holds and no list has, because NVIDIA's plugin granted it or
-// the state file was lost, is treated as if it had been listed.
+// A unit changes its sharing mode if it gets another resource name, becomes shared instead of
+// exclusive, or is shared by MPS with another number of shares. It is offered in the new mode once
+// none of its old devices can be used any more. The old devices stay in the list, Unhealthy, until
+// they can leave it. There is one exception: a unit that becomes time-sliced instead of exclusive
+// under the same name keeps its device, Healthy, as its first share; see Entry.Whole. When the
+// kubelet cannot be read, nothing is removed, and that exception is the only change of mode.
+//
+// A device that a pod holds and no list has, because NVIDIA's plugin granted it or the state file
+// was lost, is treated as if it had been listed.
 func Next(have Lists, want sharing.Plan, kubelet KubeletSnapshot, rpc RPCState, now time.Time, timing Timing) Lists {
 	s := inputs{
-		kubelet: kubelet, rpc: rpc, now: now, timing: timing.withDefaults(),
-		retireAfter: want.RetireAfter, health: want.Health, units: map[string]*unitState{}, missing: map[string]*sharing.Device{},
+		kubelet:     kubelet,
+		rpc:         rpc,
+		now:         now,
+		timing:      timing.withDefaults(),
+		retireAfter: want.RetireAfter,
+		health:      want.Health,
+		units:       map[string]*unitState{},
+		missing:     map[string]*sharing.Device{},
 	}
 	have = s.adopt(have, want)
 
@@ -140,7 +145,7 @@ func Next(have Lists, want sharing.Plan, kubelet KubeletSnapshot, rpc RPCState, 
 	for name, resource := range wanted {
 		old, had := have[name]
 		entries := s.entries(name, old.Entries, resource.Devices)
-		if had || len(entries) > 0 { // Or else all of its units are still in use in another mode.
+		if had || len(entries) > 0 { // Otherwise all of its units are still in use in another mode.
 			next[name] = List{Entries: entries}
 		}
 	}
@@ -168,25 +173,26 @@ type inputs struct {
 	retireAfter sharing.RetireAfter
 	health      map[string]sharing.Health
 	units       map[string]*unitState
-	// ranked and missing are used for one unit after the other: it may have thousands of devices.
+	// ranked and missing are buffers, reused from unit to unit: a unit may have thousands of devices.
 	ranked  []rankedEntry
 	missing map[string]*sharing.Device
 }
 
-// held says that a pod holds the device, or may.
+// held reports whether a pod holds the device, or may hold it.
 func (s *inputs) held(resource, id string) bool {
-	return s.kubelet.Held.has(resource, id) || s.kubelet.unseen(resource, id, s.rpc.Granted[resource][id], s.timing.RemovalDelay)
+	return s.kubelet.Held.has(resource, id) ||
+		s.kubelet.unseen(resource, id, s.rpc.Granted[resource][id], s.timing.RemovalDelay)
 }
 
-// mayBeHeld is held for a device of a list. A device that a pod held when Virgate
-// last ran counts as held until the kubelet was read for the first time.
+// mayBeHeld is held for a device in a list. A device that a pod held when Virgate last ran counts
+// as held until the kubelet is read for the first time.
 func (s *inputs) mayBeHeld(resource string, e Entry) bool {
 	return s.held(resource, e.ID) || (e.Phase == Closing && s.kubelet.HeldAt.IsZero())
 }
 
-// removable says that a surplus device can leave the list without harm: the
-// kubelet applied long ago that it is Unhealthy, nobody holds it, and no admission
-// that may have chosen it is still under way.
+// removable reports whether a surplus device can leave the list without harm: the kubelet applied
+// long enough ago that it is Unhealthy, no pod holds it, and no admission that may have chosen it
+// is still in progress.
 func (s *inputs) removable(resource string, e Entry) bool {
 	return !e.Applied.IsZero() && !s.rpc.Lost[resource] &&
 		s.kubelet.HeldKnown && s.kubelet.AppliedKnown && s.kubelet.HeldAt.After(e.Applied) &&
@@ -195,18 +201,19 @@ func (s *inputs) removable(resource string, e Entry) bool {
 		!s.now.Before(s.rpc.Preferred[resource][e.ID].Add(s.timing.RemovalDelay))
 }
 
-// settled says that every list is as the plan wants it, but for what grows: nothing else has to be
-// waited for.
+// settled reports whether every list is as the plan wants it, apart from units that still gain
+// shares (see grows).
 func (l Lists) settled() bool {
 	for _, list := range l {
-		if !list.Dropped.IsZero() || slices.ContainsFunc(list.Entries, func(e Entry) bool { return e.Phase != Offered || e.Switching }) {
+		if !list.Dropped.IsZero() || slices.ContainsFunc(list.Entries,
+			func(e Entry) bool { return e.Phase != Offered || e.Switching }) {
 			return false
 		}
 	}
 	return true
 }
 
-// grows says that a unit's other shares wait for a pod that has it as a whole.
+// grows reports whether a unit's other shares wait for a pod that has the whole unit.
 func (l Lists) grows() bool {
 	for _, list := range l {
 		if slices.ContainsFunc(list.Entries, func(e Entry) bool { return e.Whole }) {
@@ -216,7 +223,7 @@ func (l Lists) grows() bool {
 	return false
 }
 
-// switched says that only pods keep a unit from being offered as the plan wants it.
+// switched reports whether only pods keep units from being offered as the plan wants them.
 func (l Lists) switched(held DeviceIDs) bool {
 	for resource, list := range l {
 		if slices.ContainsFunc(list.Entries, func(e Entry) bool {
@@ -228,14 +235,14 @@ func (l Lists) switched(held DeviceIDs) bool {
 	return true
 }
 
-// entries returns the resource's next list: old is what it lists now, want what it should.
+// entries returns the resource's next list. old is what it lists now, and want what it should list.
 func (s *inputs) entries(resource string, old []Entry, want []sharing.Device) []Entry {
 	entries := make([]Entry, 0, max(len(old), len(want)))
 	for _, group := range groupByUnit(old, want) {
 		entries = s.appendUnit(entries, resource, group)
 	}
 	if slices.Equal(entries, old) {
-		return old // So that only one of the two stays in memory.
+		return old // Keeps only one of the two in memory.
 	}
 	return withRoom(entries, old)
 }
@@ -246,8 +253,7 @@ type unitDevices struct {
 	want []sharing.Device
 }
 
-// groupByUnit returns the units in the order in which the plan has them, then those
-// that it does not have, by ID.
+// groupByUnit returns the units in the order of the plan, then the units that are not in the plan, by ID.
 func groupByUnit(old []Entry, want []sharing.Device) []*unitDevices {
 	var groups []*unitDevices
 	byUnit := map[string]*unitDevices{}
@@ -271,8 +277,8 @@ func groupByUnit(old []Entry, want []sharing.Device) []*unitDevices {
 	return groups
 }
 
-// sameUnit yields the neighbours in list that are of the same unit. Lists are sorted so that
-// these are all of a unit, and nothing is copied where there are thousands.
+// sameUnit yields the runs of adjacent elements that belong to one unit. Lists are sorted so that a
+// run has all devices of its unit. Nothing is copied, because there may be thousands.
 func sameUnit[T any](list []T, unit func(T) string) iter.Seq[[]T] {
 	return func(yield func([]T) bool) {
 		for len(list) > 0 {
@@ -288,7 +294,7 @@ func sameUnit[T any](list []T, unit func(T) string) iter.Seq[[]T] {
 	}
 }
 
-// concat returns more where there is nothing before it.
+// concat returns more itself if list is empty.
 func concat[T any](list, more []T) []T {
 	if len(list) == 0 {
 		return more
@@ -296,7 +302,7 @@ func concat[T any](list, more []T) []T {
 	return append(list, more...)
 }
 
-// rankedEntry is a device that may stay in the list, or come into it.
+// rankedEntry is a device that may stay in the list or enter it.
 type rankedEntry struct {
 	Entry
 	rank    int
@@ -304,16 +310,16 @@ type rankedEntry struct {
 	fresh   bool // not listed yet
 }
 
-// Device IDs of a unit are interchangeable, so the ranks say which of them are
-// offered: first those that pods hold, then those that the plan names.
+// The devices of a unit are interchangeable, so the ranks decide which of them are offered: first
+// the ones that pods hold, then the ones that the plan names.
 const (
 	rankHeld = iota
 	rankWanted
 	rankExtra
 )
 
-// appendUnit appends the devices of one unit to the list, by replica. As many of
-// them are offered as the plan wants; the others are surplus.
+// appendUnit appends the devices of one unit to the list, by replica. It offers as many of them as
+// the plan wants; the others are surplus.
 func (s *inputs) appendUnit(entries []Entry, resource string, p *unitDevices) []Entry {
 	candidates, surplus := s.candidates(resource, p)
 	slices.SortFunc(candidates, func(a, b rankedEntry) int {
@@ -348,8 +354,8 @@ func (s *inputs) appendUnit(entries []Entry, resource string, p *unitDevices) []
 	return entries
 }
 
-// candidates returns the unit's devices that may be offered, and as surplus those
-// listed devices that may not but have to stay in the list for now.
+// candidates returns the unit's devices that may be offered, and as surplus the listed devices that
+// may not be offered but have to stay in the list for now.
 func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplus []rankedEntry) {
 	use := sharing.Use{Resource: resource}
 	if len(p.want) > 0 {
@@ -360,23 +366,27 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 	candidates = slices.Grow(s.ranked[:0], max(len(p.old), len(p.want)))
 	missing := s.missing
 	clear(missing)
-	if len(p.old) > 0 { // Else all are, and there may be thousands.
+	if len(p.old) > 0 { // Otherwise all are missing, and there may be thousands.
 		for i, d := range p.want {
 			missing[d.ID] = &p.want[i]
 		}
 	}
 	for _, e := range p.old {
 		e = s.asPlanned(resource, e, unit)
-		c := rankedEntry{Entry: e, rank: rankExtra, replica: replica(e.ID)}
+		c := rankedEntry{
+			Entry:   e,
+			rank:    rankExtra,
+			replica: replica(e.ID),
+		}
 		planned := e.ID
 		if e.ID == e.Unit && use.Mode == sharing.TimeSliced {
-			planned = sharing.NewDeviceID(e.Unit, 0) // It is the first of the shares.
+			planned = sharing.NewDeviceID(e.Unit, 0) // It becomes the first share.
 		}
 		named := missing[planned]
 		switch {
 		case len(p.want) > 0 && e.use(resource) == use:
 		case named != nil && !blocked:
-			c.Mode, c.Whole = use.Mode, false // Nobody has it in the old mode, and its ID is the same.
+			c.Mode, c.Whole = use.Mode, false // No pod has it in the old mode, and its ID stays the same.
 		default:
 			c.Switching = true
 			surplus = s.appendSurplus(surplus, resource, c)
@@ -385,7 +395,7 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 		delete(missing, planned)
 		switch {
 		case (blocked || unit.whole) && e.Phase == Retiring:
-			// It was on its way out when the unit was offered in another mode.
+			// It was already on its way out when the unit was offered in another mode.
 			surplus = s.appendSurplus(surplus, resource, c)
 			continue
 		case named != nil:
@@ -401,13 +411,18 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 	}
 	for _, d := range p.want {
 		if missing[d.ID] != nil || len(p.old) == 0 {
-			candidates = append(candidates, rankedEntry{Entry: Entry{Device: d, Mode: use.Mode}, rank: rankWanted, replica: replica(d.ID), fresh: true})
+			candidates = append(candidates, rankedEntry{
+				Entry:   Entry{Device: d, Mode: use.Mode},
+				rank:    rankWanted,
+				replica: replica(d.ID),
+				fresh:   true,
+			})
 		}
 	}
 	return candidates, surplus
 }
 
-// healthy is the unit's health now. A unit that has left the node is not healthy.
+// healthy reports whether the unit is healthy now. A unit that has left the node is not.
 func (s *inputs) healthy(unit string) bool {
 	health, present := s.health[unit]
 	return present && health.Healthy()
@@ -415,14 +430,20 @@ func (s *inputs) healthy(unit string) bool {
 
 func (e *Entry) offer(healthy bool) {
 	since := e.Since
-	*e = Entry{Device: e.Device, Mode: e.Mode, Index: e.Index, Phase: Offered, Whole: e.Whole}
+	*e = Entry{
+		Device: e.Device,
+		Mode:   e.Mode,
+		Index:  e.Index,
+		Phase:  Offered,
+		Whole:  e.Whole,
+	}
 	e.Healthy = healthy
 	if e.Whole {
 		e.Since = since
 	}
 }
 
-// appendSurplus appends a listed device that the plan does not want, unless it leaves the list.
+// appendSurplus appends a listed device that the plan does not want, unless it leaves the list now.
 func (s *inputs) appendSurplus(kept []rankedEntry, resource string, c rankedEntry) []rankedEntry {
 	next, stays := s.nextSurplus(resource, c.Entry)
 	if !stays {
@@ -432,11 +453,10 @@ func (s *inputs) appendSurplus(kept []rankedEntry, resource string, c rankedEntr
 	return append(kept, c)
 }
 
-// nextSurplus is what becomes of a device that is listed and surplus; false when it leaves the
-// list.
+// nextSurplus returns the next entry of a surplus device; stays is false if the device leaves the list.
 func (s *inputs) nextSurplus(resource string, e Entry) (next Entry, stays bool) {
 	switch {
-	case e.Switching && e.Phase == Offered && !s.units[e.Unit].begins: // It is not its unit's turn yet.
+	case e.Switching && e.Phase == Offered && !s.units[e.Unit].begins: // The unit's turn has not come yet.
 		e.offer(s.healthy(e.Unit))
 		e.Switching = true
 		return e, true
@@ -449,7 +469,7 @@ func (s *inputs) nextSurplus(resource string, e Entry) (next Entry, stays bool) 
 	}
 }
 
-// closing is the entry of a surplus device that a pod holds.
+// closing returns the entry of a surplus device that a pod holds.
 func (s *inputs) closing(e Entry) Entry {
 	if e.Phase != Closing {
 		e.Since = s.now
@@ -468,13 +488,15 @@ func (s *inputs) closing(e Entry) Entry {
 	return next
 }
 
-// retiring is the entry of a surplus device that nobody holds and that cannot leave the list yet.
+// retiring returns the entry of a surplus device that no pod holds and that cannot leave the list yet.
 func (s *inputs) retiring(resource string, e Entry) Entry {
-	// A kubelet that no longer shows the device as Healthy may just have lost its
-	// stream, or may still have an older list to read in which it is. So the clock
-	// starts only when the open stream was given the list.
+	// A kubelet that does not show the device as Healthy may just have lost its stream, or may
+	// still have to read an older list that has it Healthy. So the clock starts only once the open
+	// stream was sent the list.
 	if e.Phase != Retiring || s.rpc.Lost[resource] {
-		e.Phase, e.Since, e.Applied = Retiring, time.Time{}, time.Time{}
+		e.Phase = Retiring
+		e.Since = time.Time{}
+		e.Applied = time.Time{}
 	}
 	if e.Since.IsZero() && s.rpc.Sent[resource] && !e.Healthy {
 		e.Since = s.now
@@ -502,15 +524,13 @@ func (s *inputs) healthyFor(e Entry) time.Duration {
 	return s.timing.RetireAfter
 }
 
-// mostListed is the largest number of devices in one list. A plan has no more for a
-// resource (sharing.NewPlan), but between two plans a list has the devices that retire
-// beside the new ones.
+// mostListed is the largest number of devices in one list. A plan has no more for a resource
+// (sharing.NewPlan), but between two plans a list has the retiring devices beside the new ones.
 const mostListed = sharing.MaxDevices
 
-// withRoom returns the entries without those new ones, counted from the end, that would
-// make the list longer than the kubelet accepts: it would close the stream, and all
-// devices would be gone. They are added when others have left. What was listed before
-// stays.
+// withRoom drops new entries, starting from the end, so that the list is not longer than the
+// kubelet accepts: otherwise the kubelet would close the stream, and all devices would be gone. The
+// dropped entries are added once others have left. Entries that were listed before stay.
 func withRoom(entries, old []Entry) []Entry {
 	surplus := len(entries) - mostListed
 	if surplus <= 0 {
@@ -532,13 +552,13 @@ func withRoom(entries, old []Entry) []Entry {
 	return entries
 }
 
-// domain is the domain of the resource names under which this program, or NVIDIA's
-// plugin before it, may have granted GPUs.
+// domain is the domain of the resource names under which Virgate, or NVIDIA's plugin before it, may
+// have granted GPUs.
 const domain = "nvidia.com/"
 
-// adopt returns have with the devices that pods hold and that no list has. It must
-// not take another plugin's devices: the resource has to be one of ours or NVIDIA's,
-// and the ID that of a GPU or partition.
+// adopt returns have plus the devices that pods hold and that no list has. It must not adopt
+// another plugin's devices: the resource must be one of Virgate's or NVIDIA's, and the ID must
+// belong to a GPU or partition.
 func (s *inputs) adopt(have Lists, want sharing.Plan) Lists {
 	adopted := Lists{}
 	maps.Copy(adopted, have)
@@ -557,9 +577,13 @@ func (s *inputs) adopt(have Lists, want sharing.Plan) Lists {
 			unit, _, _ := sharing.ParseDeviceID(id)
 			if _, ok := listed[id]; !ok && s.isUnit(unit) {
 				list.Entries = append(list.Entries, Entry{
-					Device: sharing.Device{ID: id, Unit: unit, NUMANode: numaNode(want, unit)},
-					Mode:   sharing.ModeOf(id),
-					Phase:  Offered,
+					Device: sharing.Device{
+						ID:       id,
+						Unit:     unit,
+						NUMANode: numaNode(want, unit),
+					},
+					Mode:  sharing.ModeOf(id),
+					Phase: Offered,
 				})
 				adopted[resource] = list
 			}
@@ -568,8 +592,7 @@ func (s *inputs) adopt(have Lists, want sharing.Plan) Lists {
 	return adopted
 }
 
-// isUnit says that the name is that of a GPU or partition, of this node now or
-// of one that has left it.
+// isUnit reports whether the ID belongs to a GPU or partition, on this node now or in the past.
 func (s *inputs) isUnit(unit string) bool {
 	_, present := s.health[unit]
 	return present || strings.HasPrefix(unit, "GPU-") || strings.HasPrefix(unit, "MIG-")

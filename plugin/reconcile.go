@@ -15,27 +15,26 @@ import (
 // reconciler is the state of Run's own goroutine.
 type reconciler struct {
 	*Manager
-	// lists are the newest ones, made for the plan served and the host servedOn.
+	// lists are the newest lists, made for the plan in served and the host in servedOn.
 	lists    Lists
 	served   *sharing.Plan
 	servedOn *Host
 	kubelet  KubeletSnapshot
 	servers  map[string]*running
 	start    func(*server) *running
-	// saved are the lists that the store has; saveFailed says that it could not
-	// keep the current ones.
+	// saved are the lists in the store. saveFailed is true if the store could not save the current ones.
 	saved      Lists
 	saveFailed bool
 	schedule   schedule
-	// planned is when the plan was taken up. No unit begins to change its mode before
-	// the holders were read after that.
+	// planned is when the current plan was adopted. No unit starts to change its mode before the
+	// holders were read after that.
 	planned time.Time
-	// unseenGrants says that devices were granted whose holders have not been seen yet.
+	// unseenGrants is true if devices were granted whose holders have not been seen yet.
 	unseenGrants bool
-	// unconfirmed is when the newest of the lists was sent that the kubelet was not seen to have
-	// applied; zero when it has all.
+	// unconfirmed is when the newest list was sent that the kubelet was not yet seen to have
+	// applied; zero if it has applied all lists.
 	unconfirmed time.Time
-	// toAnnounce are the counts that are to be announced, by resource.
+	// toAnnounce are the counts to announce, by resource.
 	toAnnounce map[string]notice
 }
 
@@ -43,20 +42,20 @@ type running struct {
 	*server
 	stop context.CancelFunc
 	done chan struct{}
-	// resentAt is when the list was last sent again without a change, for the devices in
-	// resentFor, and resendPause how long not to do so again for them.
+	// resentAt is when the list was last sent again unchanged, because of the devices in resentFor.
+	// resendPause is how long it is not sent again for the same devices.
 	resentAt    time.Time
 	resentFor   map[string]bool
 	resendPause time.Duration
-	// stream is the one that was open when deliveries was last asked.
+	// stream is the stream that was open at the last call of streamState.
 	stream grpc.ServerStream
-	// given is the version of the list that this stream is known to have been sent, givenAt
-	// since when; 0 for none.
+	// given is the version of the list that this stream is known to have been sent, 0 for none.
+	// givenAt is since when that is known.
 	given   int64
 	givenAt time.Time
-	// told is the count that was last announced of a list that the kubelet has, lowered says that
-	// the list has lost devices since. toldOf is the version of the list that was announced so, and
-	// outcome what became of it.
+	// told is the count last announced for a list that the kubelet has. lowered is true if the list
+	// has lost devices since. toldOf is the version of the list announced in this way, and outcome
+	// is the result.
 	told    count
 	lowered bool
 	toldOf  int64
@@ -66,8 +65,13 @@ type running struct {
 // step computes the next lists, saves them, and gives them to the servers.
 func (r *reconciler) step(plan *sharing.Plan) {
 	calls := RPCState{
-		Granted: DeviceTimes{}, Preferred: DeviceTimes{}, Closed: DeviceTimes{}, Shared: DeviceTimes{},
-		Busy: map[string]bool{}, Sent: map[string]bool{}, Lost: map[string]bool{},
+		Granted:   DeviceTimes{},
+		Preferred: DeviceTimes{},
+		Closed:    DeviceTimes{},
+		Shared:    DeviceTimes{},
+		Busy:      map[string]bool{},
+		Sent:      map[string]bool{},
+		Lost:      map[string]bool{},
 	}
 	for name, s := range r.servers {
 		calls.Busy[name] = s.inFlight.Load() > 0
@@ -99,7 +103,7 @@ func (r *reconciler) step(plan *sharing.Plan) {
 	resources := map[string]sharing.Resource{}
 	units := map[string]sharing.Unit{}
 	for name, s := range r.servers {
-		resources[name] = s.current.Load().resource // A dropped one stays as it was.
+		resources[name] = s.current.Load().resource // A dropped resource stays as it was.
 	}
 	for _, resource := range plan.Resources {
 		resources[resource.Name] = resource
@@ -154,21 +158,21 @@ func (r *reconciler) step(plan *sharing.Plan) {
 	r.schedule.stepped = time.Now()
 }
 
-// The pause between two lists that are the same is firstResendPause, and then longer and
-// longer; but no longer than longestResendPause while a unit waits for its holders.
+// The pause before the same list is sent again starts at firstResendPause and doubles. Its limit is
+// Timing.RemovalDelay, or longestResendPause while a unit waits for its holders.
 const (
 	firstResendPause   = 500 * time.Millisecond
 	longestResendPause = 2 * time.Second
 )
 
-// resendIfUncertain sends a list again when a device in it that somebody waits for
-// seems to be held by a pod that the kubelet does not name. The kubelet's checkpoint
-// may be older than the end of that pod, and every list makes it write a new one.
-// Where it names no pods at all, that is done more and more rarely.
+// resendIfUncertain sends a list again when something waits for one of its devices, and that device
+// seems to be held by a pod that the kubelet does not name. The kubelet's checkpoint may be older
+// than the end of that pod, and every list makes the kubelet write a new one. If the kubelet names
+// no pods at all, the list is sent less and less often.
 func (r *reconciler) resendIfUncertain(s *running, list List) {
 	uncertain, more := map[string]bool{}, false
 	longest := r.options.Timing.RemovalDelay
-	surplus := map[string]bool{} // Of such a unit any device that comes free makes one leave.
+	surplus := map[string]bool{} // Units in which any device that becomes free lets one leave.
 	for _, e := range list.Entries {
 		if e.Phase == Closing {
 			surplus[e.Unit] = true
@@ -198,7 +202,7 @@ func (r *reconciler) resendIfUncertain(s *running, list List) {
 	r.schedule.recheck = time.Now().Add(recheckPause)
 }
 
-// restore loads the lists of the last run, which Next goes on from when there is a plan.
+// restore loads the lists of the last run. Next continues from them once there is a plan.
 func (r *reconciler) restore() {
 	if r.options.Store == nil {
 		return
@@ -212,11 +216,11 @@ func (r *reconciler) restore() {
 	r.saved = r.lists
 }
 
-// saveInterval is how often saving is tried again while nothing else happens.
+// saveInterval is how often saving is retried while nothing else happens.
 const saveInterval = 10 * time.Second
 
-// save keeps the lists before the kubelet gets them, so that after a crash every device
-// that was ever listed is listed again. When it fails, serving goes on.
+// save stores the lists before the kubelet gets them, so that after a crash every device that was
+// ever listed is listed again. If saving fails, serving goes on.
 func (r *reconciler) save() {
 	if r.options.Store == nil || r.lists.savedAs(r.saved) {
 		return
@@ -239,9 +243,15 @@ func (r *reconciler) newServer(name string) *server {
 	options := r.options
 	options.Logger = options.Logger.With("resource", name)
 	return &server{
-		Options: options, name: name, kubeletSocket: filepath.Join(options.Dir, "kubelet.sock"),
-		observers: observers, refusals: make(chan refusal, 16),
-		readers: &r.readers, listed: r.listed, grants: r.grants, refusedUnits: r.refusedUnits,
+		Options:       options,
+		name:          name,
+		kubeletSocket: filepath.Join(options.Dir, "kubelet.sock"),
+		observers:     observers,
+		refusals:      make(chan refusal, 16),
+		readers:       &r.readers,
+		listed:        r.listed,
+		grants:        r.grants,
+		refusedUnits:  r.refusedUnits,
 	}
 }
 
@@ -251,20 +261,26 @@ func (r *reconciler) publishStatus() {
 		servers = append(servers, r.servers[name].server)
 	}
 	previous := r.status.Swap(&managerStatus{
-		servers: servers, plan: r.served, kubeletSeen: r.kubelet.HeldKnown && r.kubelet.AppliedKnown, holders: r.kubelet.Holders,
-		switched:   r.kubelet.HeldKnown && !r.kubelet.HeldAt.Before(r.planned) && r.lists.switched(r.kubelet.Held),
-		superseded: make(chan struct{}),
+		servers:     servers,
+		plan:        r.served,
+		kubeletSeen: r.kubelet.HeldKnown && r.kubelet.AppliedKnown,
+		holders:     r.kubelet.Holders,
+		switched:    r.kubelet.HeldKnown && !r.kubelet.HeldAt.Before(r.planned) && r.lists.switched(r.kubelet.Held),
+		superseded:  make(chan struct{}),
 	})
 	close(previous.superseded)
 	r.readers.notify()
 }
 
-// isApplied notes whether the kubelet has the newest list of s. It is true too where
-// no reading of the kubelet could say so yet, because the list has not been sent.
+// isApplied records and reports whether the kubelet has the newest list of s. It also returns true
+// while the list has not been sent, because no reading could tell yet.
 func (r *reconciler) isApplied(s *running, sent, lost bool, now time.Time) bool {
 	current := s.current.Load()
 	if lost {
-		s.given, s.told, s.toldOf, s.outcome = 0, count{}, 0, Announcing
+		s.given = 0
+		s.told = count{}
+		s.toldOf = 0
+		s.outcome = Announcing
 		s.applied.Store(0)
 	}
 	if !sent || s.applied.Load() == current.version {
@@ -274,7 +290,8 @@ func (r *reconciler) isApplied(s *running, sent, lost bool, now time.Time) bool 
 		s.given, s.givenAt = current.version, now
 	}
 	applied := r.options.Kubelet == nil || r.kubelet.AppliedKnown && r.kubelet.AppliedAt.After(s.givenAt) &&
-		!slices.ContainsFunc(current.list.Entries, func(e Entry) bool { return e.Healthy != r.kubelet.Applied.has(s.name, e.ID) })
+		!slices.ContainsFunc(current.list.Entries,
+			func(e Entry) bool { return e.Healthy != r.kubelet.Applied.has(s.name, e.ID) })
 	if applied {
 		s.applied.Store(current.version)
 		r.announceApplied(s)
@@ -288,8 +305,8 @@ type sentList struct {
 	stream grpc.ServerStream
 }
 
-// streamState tells Next whether the open stream was sent the newest list, and whether
-// the stream is another one than when this was last asked.
+// streamState tells Next whether the open stream was sent the newest list, and whether it is a
+// different stream than at the last call.
 func (r *running) streamState(into RPCState) {
 	current, last := r.current.Load(), r.sent.Load()
 	if last == nil {
@@ -306,33 +323,33 @@ func (r reading) or(other reading) reading {
 	return reading{r.applied || other.applied, r.held || other.held}
 }
 
-// schedule says when to make the next step, and what to read before it. What a switch
-// waits for is read at once and then less and less often, the rest at fixed intervals.
+// schedule decides when to make the next step, and what to read before it. What a switch waits for
+// is read at once and then less and less often, the rest at longer intervals, some of which grow.
 type schedule struct {
-	// due is what is to be read when the time has come.
+	// due is what to read when the time has come.
 	due reading
-	// last is when the kubelet was last read, or was to be, or when a list last changed.
-	// lastApplied is that of readings of what it has applied, lastHeld when holders were last
-	// read, or were to be.
+	// last is when the kubelet was last read, or a reading requested, or when a list last changed.
+	// lastApplied is the same for readings of what the kubelet has applied. lastHeld is when the
+	// holders were last read, or their reading requested.
 	last, lastApplied, lastHeld time.Time
-	// pause is the time between readings for which a switch waits; zero after a change.
+	// pause is the time between readings that a switch waits for; zero after a change.
 	pause time.Duration
-	// grant is when to look for the holders of what was granted, after grantPause;
-	// zero when all of them were seen.
+	// grant is when to read the holders of granted devices, after grantPause; zero if all of them
+	// were seen.
 	grant      time.Time
 	grantPause time.Duration
-	// recheck is when to read the holders after a list was sent again; zero when none was.
+	// recheck is when to read the holders after a list was sent again; zero if none was.
 	recheck time.Time
-	// stepped is when the last step was made, and stepBy when to make the next although what is
-	// to be read before it has not come.
+	// stepped is when the last step was made. stepBy is when to make the next one even if the
+	// requested reading has not arrived.
 	stepped, stepBy time.Time
 }
 
-// A list is applied within some milliseconds, and a pod holds what it was granted
-// when its other devices were granted too. Where no unit waits for a list to be applied,
-// only the status does, and a reading is not cheap with thousands of devices. So the longer it
-// does without, as with a kubelet that cannot be read, the rarer are the readings for it: each
-// comes when a quarter more of that time has passed, or longestPause.
+// A list is applied within some milliseconds, and a pod holds what it was granted once its other
+// devices were granted, too. If no unit waits for a list to be applied, only the status does, and a
+// reading of thousands of devices is expensive. So the readings for a list become rarer while it
+// stays unconfirmed, for example because the kubelet cannot be read: each comes after a quarter of
+// the time that has already passed, but after longestPause at the latest.
 const (
 	firstPause      = 5 * time.Millisecond
 	confirmPause    = 100 * time.Millisecond
@@ -357,21 +374,24 @@ func (s *schedule) read(what reading, most time.Duration) {
 
 func (s *schedule) change() {
 	now := time.Now()
-	s.last, s.lastApplied, s.pause = now, now, 0
+	s.last = now
+	s.lastApplied = now
+	s.pause = 0
 }
 
-// awaitReading is asked when the time has come for which next waited. It returns how long to wait
-// once more, for the reading that was requested, because its end makes the step; false when the
-// step is due at once.
+// awaitReading is called when the wait that next returned is over. If a reading was requested, it
+// returns how much longer to wait for that reading, whose end triggers the step. waits is false if
+// the step is due at once.
 func (s *schedule) awaitReading() (wait time.Duration, waits bool) {
-	if wait = time.Until(s.stepBy); s.due == (reading{}) || wait <= 0 {
+	wait = time.Until(s.stepBy)
+	if s.due == (reading{}) || wait <= 0 {
 		return 0, false
 	}
-	s.due = reading{} // It is not requested twice.
+	s.due = reading{} // Do not request it twice.
 	return wait, true
 }
 
-// next returns how long to wait before the next step; false when nothing is waited for.
+// next returns how long to wait before the next step; any is false if there is nothing to wait for.
 func (s *schedule) next(r *reconciler) (wait time.Duration, any bool) {
 	now := time.Now()
 	s.due, s.stepBy = reading{}, s.stepped.Add(2*r.options.Timing.pollInterval())
@@ -380,19 +400,21 @@ func (s *schedule) next(r *reconciler) (wait time.Duration, any bool) {
 			s.stepBy = reason.at
 		}
 		if until := max(0, reason.at.Sub(now)); !any || until < wait {
-			any, wait, s.due = true, until, reason.due
+			any = true
+			wait = until
+			s.due = reason.due
 		}
 	}
 	return wait, any
 }
 
-// reason is one of those to look again at a time, with what is to be read then.
+// reason is one of the reasons to look again at a certain time, with what to read then.
 type reason struct {
 	at  time.Time
 	due reading
 }
 
-// reasons are all there are now to look again.
+// reasons returns all current reasons to look again.
 func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
 	look := func(at time.Time, due reading) { all = append(all, reason{at, due}) }
 	switch {
@@ -442,14 +464,14 @@ func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
 	return all
 }
 
-// awaited returns what has to be read for a unit to change its mode, and when the
-// kubelet applied what is to be closed next; zero for nothing.
+// awaited returns what must be read so that a unit can change its mode, and when the kubelet last
+// applied that a device still to be closed is Unhealthy; zero for nothing.
 func (l Lists) awaited(last KubeletSnapshot) (urgent reading, closes time.Time) {
 	for resource, list := range l {
 		for _, e := range list.Entries {
 			switch {
 			case e.Whole && !last.Held.has(resource, e.ID):
-				urgent.held = true // The unit's other shares wait for that alone.
+				urgent.held = true // The unit's other shares wait only for that.
 			case e.Phase != Retiring || e.Since.IsZero() || e.Vacated:
 			case e.Applied.IsZero():
 				urgent.applied = true

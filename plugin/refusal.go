@@ -17,38 +17,40 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// RefusalReason says in a word why Allocate refused. The words are a metric's labels.
+// RefusalReason is one word for why Allocate refused. The words are the values of a metric's label.
 type RefusalReason string
 
 const (
-	// UnknownDevice says that the resource has no such device.
+	// UnknownDevice means that the resource has no such device.
 	UnknownDevice RefusalReason = "unknown_device"
-	// UnhealthyDevice says that the unit is faulty.
+	// UnhealthyDevice means that the unit is faulty.
 	UnhealthyDevice RefusalReason = "unhealthy"
-	// TooMany says that a container may have one share.
+	// TooMany means that a container may have only one share.
 	TooMany RefusalReason = "too_many"
-	// SameUnit says that the devices should be of distinct units and are not.
+	// SameUnit means that the devices should be on distinct units, but are not.
 	SameUnit RefusalReason = "same_unit"
-	// SeveralUnits says that the devices should be of one unit and are not.
+	// SeveralUnits means that the devices should be on one unit, but are not.
 	SeveralUnits RefusalReason = "several_units"
-	// NotReady says that the node lacks what the grant needs.
+	// NotReady means that the node lacks something that the grant needs.
 	NotReady RefusalReason = "not_ready"
-	// MIGChange says that the MIG layout of the unit's GPU is being changed.
+	// MIGChange means that the MIG layout of the unit's GPU is being changed.
 	MIGChange RefusalReason = "repartitioning"
-	// Switching says that the unit leaves the mode in which it was requested.
+	// Switching means that the unit is leaving the mode in which it was requested.
 	Switching RefusalReason = "switching"
-	// ByDRA says that the unit is offered by Dynamic Resource Allocation.
+	// ByDRA means that the unit is offered by Dynamic Resource Allocation.
 	ByDRA RefusalReason = "by_dra"
-	// Internal says that no kubelet makes such a request.
+	// Internal means that no kubelet makes such a request.
 	Internal RefusalReason = "internal"
 )
 
-var refusalReasons = [...]RefusalReason{UnknownDevice, UnhealthyDevice, TooMany, SameUnit, SeveralUnits, NotReady, MIGChange, Switching, ByDRA, Internal}
+var refusalReasons = [...]RefusalReason{
+	UnknownDevice, UnhealthyDevice, TooMany, SameUnit, SeveralUnits, NotReady, MIGChange, Switching, ByDRA, Internal,
+}
 
-// RefusalReasons are all reasons.
+// RefusalReasons returns all reasons.
 func RefusalReasons() []RefusalReason { return slices.Clone(refusalReasons[:]) }
 
-// index is the reason's place in refusalReasons.
+// index returns the reason's place in refusalReasons.
 func (r RefusalReason) index() int { return slices.Index(refusalReasons[:], r) }
 
 // refusalError is a refusal as gRPC sends it, with the reason under which it is counted.
@@ -63,7 +65,7 @@ func refusef(reason RefusalReason, code codes.Code, format string, arguments ...
 
 func (e *refusalError) Error() string { return e.status.Err().Error() }
 
-// GRPCStatus is what the kubelet receives.
+// GRPCStatus returns what the kubelet receives.
 func (e *refusalError) GRPCStatus() *status.Status { return e.status }
 
 func reasonOf(err error) RefusalReason {
@@ -74,7 +76,8 @@ func reasonOf(err error) RefusalReason {
 }
 
 func closedDevice(resource, id string) error {
-	return refusef(Switching, codes.FailedPrecondition, "%s: device %s is no longer offered: the profile has changed", resource, id)
+	return refusef(Switching, codes.FailedPrecondition, "%s: device %s is no longer offered: the profile has changed",
+		resource, id)
 }
 
 func (g *generation) refuseClosed(ids []string) error {
@@ -95,7 +98,7 @@ func (c *counters) refusals() map[RefusalReason]uint64 {
 }
 
 type refusal struct {
-	// devices are the first of those requested, as the log shows them.
+	// devices are the first requested devices, as the log shows them.
 	devices   []string
 	requested int
 	err       error
@@ -110,11 +113,11 @@ func newRefusal(ids []string, err error) refusal {
 }
 
 const (
-	// refusalBurst and refusalInterval bound how often refusals are logged. The kubelet
-	// causes a few, another client may cause thousands a second.
+	// refusalBurst and refusalInterval limit how often refusals are logged. The kubelet causes few;
+	// another client may cause thousands a second.
 	refusalBurst    = 20
 	refusalInterval = time.Second
-	// shownDevices and shownBytes bound what is shown of a request.
+	// shownDevices and shownBytes limit how much of a request is shown.
 	shownDevices, shownBytes = 16, 128
 )
 
@@ -122,7 +125,7 @@ const (
 type refusalLog struct {
 	log     *slog.Logger
 	limiter *rate.Limiter
-	// silent counts the refusals since the last one that was logged.
+	// silent counts the refusals since the last logged one.
 	silent int
 }
 
@@ -135,7 +138,9 @@ func (l *refusalLog) write(ctx context.Context, refused refusal) {
 		l.silent++
 		return
 	}
-	attributes := []slog.Attr{slog.Any("devices", refused.devices), slog.Int("requested", refused.requested), slog.Any("error", refused.err)}
+	attributes := []slog.Attr{
+		slog.Any("devices", refused.devices), slog.Int("requested", refused.requested), slog.Any("error", refused.err),
+	}
 	if l.silent > 0 {
 		attributes = append(attributes, slog.Int("unlogged", l.silent))
 		l.silent = 0
@@ -143,7 +148,7 @@ func (l *refusalLog) write(ctx context.Context, refused refusal) {
 	l.log.LogAttrs(ctx, slog.LevelWarn, "allocation refused", attributes...)
 }
 
-// quoteID is a device ID for a message: quoted, and cut off where no valid ID is longer.
+// quoteID returns a device ID for a message: quoted, and truncated beyond the length of any valid ID.
 func quoteID(id string) string {
 	if len(id) <= shownBytes {
 		return strconv.Quote(id)
@@ -151,13 +156,13 @@ func quoteID(id string) string {
 	return strconv.Quote(id[:shownBytes]) + "…"
 }
 
-// refusedUnits are the units whose devices are not granted.
+// refusedUnits are the units whose devices Allocate refuses.
 type refusedUnits struct {
 	// mutex guards byReason.
 	mutex    sync.Mutex
 	byReason map[RefusalReason]map[string]string
-	// all has every unit of byReason once. The map is replaced, never changed, so that Allocate
-	// reads it without a lock.
+	// all has every unit of byReason once. The map is replaced and never changed, so that Allocate
+	// can read it without a lock.
 	all atomic.Pointer[map[string]unitRefusal]
 }
 
@@ -172,8 +177,8 @@ func newRefusedUnits() *refusedUnits {
 	return u
 }
 
-// check returns an error when one of the devices is of a refused unit. That also holds
-// for devices that no list has any more.
+// check returns an error if one of the devices belongs to a refused unit, even if no list has the
+// device any more.
 func (u *refusedUnits) check(resource string, ids []string) error {
 	all := *u.all.Load()
 	if len(all) == 0 {
@@ -201,10 +206,10 @@ func (u *refusedUnits) set(reason RefusalReason, units map[string]string) {
 	u.all.Store(&all)
 }
 
-// SetRefusals makes every later Allocate of these units' devices fail for the reason, and of no
-// others: it replaces what was set for that reason before. The text of each unit completes the
-// sentence "the device …". When Withdrawn is true after that, whoever then finds no holder knows
-// that there will be none. It may be called from any goroutine.
+// SetRefusals makes every later Allocate of these units' devices fail for the given reason. It
+// replaces the units that were set for that reason before. The text of each unit completes the
+// sentence "the device …". If Withdrawn is true after this call, and a reading of the holders after
+// that finds none, there will be none. It may be called from any goroutine.
 func (m *Manager) SetRefusals(reason RefusalReason, units map[string]string) {
 	m.refusedUnits.set(reason, units)
 }

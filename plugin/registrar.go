@@ -20,37 +20,36 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// registrar keeps one session registered. There is one stream at a time, and never a
-// registration while a stream is open, because the end of either stream would make
-// the kubelet drop the other one (pkg/kubelet/cm/devicemanager/plugin/v1beta1).
-// It is confined to one goroutine. Methods return true when the session must be replaced.
+// registrar keeps one session registered. There is only one stream at a time, and never a
+// registration while a stream is open: the end of either stream would make the kubelet drop the
+// other one (pkg/kubelet/cm/devicemanager/plugin/v1beta1). A registrar is confined to one
+// goroutine. Its methods return true if the session must be replaced.
 type registrar struct {
 	*server
 	*session
 	backoff *backoff
 
-	// live counts the streams that are open, opened those that ever were.
+	// live counts the open streams, and opened counts all streams that were ever opened.
 	live, opened int
-	// registering says that a registration is under way, openedBefore what opened was before.
+	// registering is true while a registration is in progress. openedBefore is the value of opened
+	// when it began.
 	registering  bool
 	openedBefore int
-	// awaiting says that the kubelet has accepted the registration and has not opened
-	// its stream yet.
+	// awaiting is true if the kubelet has accepted the registration but has not opened its stream yet.
 	awaiting bool
 	// known is the kubelet's socket as last seen.
 	known os.FileInfo
 
 	retry, verify *time.Timer
-	// watch says when to look at the sockets. It is stopped while a stream is open,
-	// because the stream ends when the kubelet does.
+	// watch triggers the checks of the sockets. It is stopped while a stream is open, because the
+	// stream ends when the kubelet does.
 	watch      *time.Ticker
 	registered chan error
 	ignored    chan bool
 	children   sync.WaitGroup
 }
 
-// run returns when ctx ends or the session must be replaced, after its goroutines
-// have ended.
+// run returns when ctx ends or the session must be replaced, after its goroutines have ended.
 func (r *registrar) run(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.children.Wait()
@@ -105,7 +104,7 @@ func (r *registrar) streamChanged(event streamEvent) (replace bool) {
 		r.opened++
 		r.awaiting = false
 		if r.live > 1 {
-			// When either of them ends, the kubelet drops the other one.
+			// When either stream ends, the kubelet drops the other one.
 			r.Logger.Warn("kubelet opened a second stream, starting over")
 			r.backoff.grow()
 			return true
@@ -122,11 +121,11 @@ func (r *registrar) streamChanged(event streamEvent) (replace bool) {
 	return false
 }
 
-// register begins a registration, unless there is nobody to register with.
+// register starts a registration, unless one is in progress or the kubelet has no socket.
 func (r *registrar) register(ctx context.Context) (replace bool) {
 	switch {
 	case r.registering || statSocket(r.kubeletSocket) == nil:
-		return false // What is under way tries again at its end, or checkSockets does.
+		return false // Retried at the end of the one in progress, or by checkSockets.
 	case r.wiped():
 		return true
 	case r.awaiting:
@@ -146,8 +145,8 @@ func (r *registrar) registrationEnded(err error) (replace bool) {
 	r.registering = false
 	if err != nil {
 		r.Logger.Warn("registration failed", "error", err)
-		// A new socket, because others may occupy all connections of this one. With a
-		// stream, only the answer was lost; the stream's end tries again.
+		// Use a new socket, because other clients may occupy all connections of this one. With an
+		// open stream, only the answer was lost; the next try follows the end of the stream.
 		if r.live == 0 || r.wiped() {
 			r.backoff.grow()
 			return true
@@ -158,7 +157,7 @@ func (r *registrar) registrationEnded(err error) (replace bool) {
 	switch {
 	case r.live > 0:
 		r.backoff.reset()
-	case r.opened > r.openedBefore: // The stream has been opened and has ended already.
+	case r.opened > r.openedBefore: // A stream opened and has already ended.
 		r.backoff.grow()
 		r.retry.Reset(r.backoff.wait())
 	default:
@@ -168,10 +167,10 @@ func (r *registrar) registrationEnded(err error) (replace bool) {
 	return false
 }
 
-// checkSockets notices a wiped socket and a kubelet that has started.
+// checkSockets detects that the session's socket was wiped, and that a kubelet has started.
 func (r *registrar) checkSockets() (replace bool) {
 	if r.wiped() {
-		// Also while registering: the kubelet would dial the removed socket for 10 s.
+		// This is checked while registering, too: the kubelet would dial the removed socket for 10 s.
 		r.backoff.reset()
 		return true
 	}
@@ -184,20 +183,19 @@ func (r *registrar) checkSockets() (replace bool) {
 	return false
 }
 
-// The first questions come fast, because a kubelet that is about to disconnect the
-// old plugin does so within milliseconds, and has no device to grant until the new one
-// registers. Later ones are rarer: it answers only 100 calls a second to all clients.
+// The first calls follow each other quickly: a kubelet that is about to disconnect the old plugin
+// does so within milliseconds, and has no device to grant until the new plugin registers. Later
+// calls are rarer: the kubelet answers only 100 a second from all clients together.
 const (
 	firstBarrierPause = 5 * time.Millisecond
 	mostBarrierPause  = 50 * time.Millisecond
 	barrierTimeout    = 10 * time.Second
 )
 
-// awaitBarrier waits until the kubelet shows no healthy device of the resource. The
-// kubelet finds plugins by resource name: if a new one registered earlier, the end
-// of the old connection would disconnect it (runClient and disconnectClient in
-// pkg/kubelet/cm/devicemanager/plugin/v1beta1). When the kubelet cannot be asked, or
-// still shows devices after barrierTimeout, the registration is tried all the same.
+// awaitBarrier waits until the kubelet shows no Healthy device of the resource. The kubelet finds plugins
+// by resource name: if the new plugin registered earlier, the end of the old connection would disconnect
+// the new one (runClient and disconnectClient in pkg/kubelet/cm/devicemanager/plugin/v1beta1). If the
+// kubelet cannot be read, or still shows devices after barrierTimeout, the registration is tried anyway.
 func (s *server) awaitBarrier(ctx context.Context) {
 	if s.Kubelet == nil {
 		return
@@ -216,9 +214,8 @@ func (s *server) awaitBarrier(ctx context.Context) {
 	}
 }
 
-// isIgnored says that the kubelet shows no healthy device of the resource although it
-// was sent some on its open stream. That happens after another plugin has registered
-// the same name and gone.
+// isIgnored reports whether the kubelet shows no Healthy device of the resource although it was sent
+// some on its open stream. That happens after another plugin registered the same name and ended.
 func (s *server) isIgnored(ctx context.Context) bool {
 	current := s.current.Load()
 	if s.Kubelet == nil || !slices.ContainsFunc(current.list.Entries, func(e Entry) bool { return e.Healthy }) {
@@ -240,7 +237,7 @@ func (b *backoff) reset() { b.current = 0 }
 
 func (b *backoff) grow() { b.current = min(max(2*b.current, minBackoff), maxBackoff) }
 
-// wait is how long to wait before the next try; it does not grow by being asked.
+// wait returns how long to wait before the next try. It does not make the next wait longer.
 func (b *backoff) wait() time.Duration { return jitter(b.current) }
 
 func jitter(d time.Duration) time.Duration {
@@ -257,15 +254,15 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// session is one listening socket and its gRPC server. The socket's name is used only
-// once, so that a kubelet which tells plugins apart by their sockets
-// (kubernetes#135437) never takes a new session for an old one.
+// session is one listening socket and its gRPC server. A socket's name is used only once, so that a
+// kubelet which tells plugins apart by their sockets (kubernetes#135437) never takes a new session
+// for an old one.
 type session struct {
 	path string
 	grpc *grpc.Server
-	// events tells the session's registrar of streams that open and end.
+	// events tells the session's registrar about streams that open and end.
 	events chan streamEvent
-	// stopping is closed when the session ends, so that streams do too.
+	// stopping is closed when the session ends, and ends the streams.
 	stopping chan struct{}
 	// served is closed when the gRPC server has returned.
 	served chan struct{}
@@ -282,7 +279,7 @@ const (
 // the kubelet's own directory.
 const maxSocketName = 64
 
-// socketName is unique for each session. It has the resource in it for people.
+// socketName returns a name that is unique for each session. It contains the resource to help people.
 func socketName(resource string) string {
 	readable := strings.ReplaceAll(resource, "/", "_")
 	suffix := fmt.Sprintf("-%08x.sock", rand.Uint32())
@@ -292,7 +289,7 @@ func socketName(resource string) string {
 
 const socketPrefix = "virgate-"
 
-// SocketPattern matches the names of all sockets that Virgate makes.
+// SocketPattern matches the names of all sockets that Virgate creates.
 const SocketPattern = socketPrefix + "*.sock"
 
 func (s *server) open() (*session, error) {
@@ -309,50 +306,55 @@ func (s *server) serve(path string, listener net.Listener) *session {
 		path: path,
 		grpc: grpc.NewServer(
 			grpc.WaitForHandlers(true),
-			grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeaderBytes), grpc.MaxRecvMsgSize(maxRequestBytes),
-			grpc.ConnectionTimeout(maxIdle), grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle}),
+			grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeaderBytes),
+			grpc.MaxRecvMsgSize(maxRequestBytes),
+			grpc.ConnectionTimeout(maxIdle),
+			grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: maxIdle}),
 		),
-		events: make(chan streamEvent), stopping: make(chan struct{}), served: make(chan struct{}),
+		events:   make(chan streamEvent),
+		stopping: make(chan struct{}),
+		served:   make(chan struct{}),
 	}
 	api.RegisterDevicePluginServer(session.grpc, service{server: s, session: session})
 	go func() {
 		defer close(session.served)
-		_ = session.grpc.Serve(netutil.LimitListener(listener, maxConnections)) // It fails when close has closed the listener.
+		// Serve fails once close has closed the listener.
+		_ = session.grpc.Serve(netutil.LimitListener(listener, maxConnections))
 	}()
 	return session
 }
 
-// Only root can connect to a session's socket, so simple bounds are enough to keep
-// a client that has gone wrong from taking the node's memory.
+// Only root can connect to a session's socket, so simple limits are enough to keep a faulty client
+// from using up the node's memory.
 const (
-	// maxConnections counts all clients. The kubelet needs one connection; clients
-	// beyond the limit wait until another one has gone. A request is held in memory before
-	// anything can refuse it, so only the product of the three limits bounds that: 32 MiB. A
-	// limit on calls would come after the decoding.
+	// maxConnections limits the connections of all clients together. The kubelet needs one; clients
+	// beyond the limit wait until another connection ends. A request is held in memory before
+	// anything can refuse it, so the memory is bounded only by the product of the three limits:
+	// 32 MiB. A limit on calls would apply only after decoding.
 	maxConnections = 4
-	// maxStreams counts the calls of one connection. The kubelet has ListAndWatch
-	// open and makes one call beside it.
+	// maxStreams limits the calls on one connection. The kubelet keeps ListAndWatch open and makes
+	// one call beside it.
 	maxStreams = 2
 	// maxHeaderBytes is far above the few hundred bytes that the kubelet sends.
 	maxHeaderBytes = 16 << 10
-	// maxRequestBytes has room for a request that names every device of the longest
-	// list (sharing.MaxDevices) as available and again as required.
+	// maxRequestBytes is enough for a request that names every device of the longest list
+	// (sharing.MaxDevices) as available and again as required.
 	maxRequestBytes = 4 << 20
-	// maxIdle is how long a connection may stay open without a call, or without
-	// saying that it speaks HTTP/2. Without it, idle clients could occupy all
-	// connections for ever and the kubelet could not come back.
+	// maxIdle is how long a connection may stay open without a call, or without starting HTTP/2.
+	// Without this limit, idle clients could occupy all connections for ever, and the kubelet could
+	// not come back.
 	maxIdle = 5 * time.Second
 )
 
-// close ends the streams, removes the socket, and returns when every handler has
-// ended. Nobody needs to receive events any more.
+// close ends the streams, removes the socket, and returns after every handler has ended. Events
+// need no receiver any more.
 func (s *session) close() {
 	close(s.stopping)
 	s.grpc.Stop()
 	<-s.served
 }
 
-// report hands an event to the registrar; false when the session or stream has ended.
+// report hands an event to the registrar. It returns false if the session or stream has ended.
 func (s *session) report(ctx context.Context, event streamEvent) bool {
 	select {
 	case s.events <- event:
@@ -364,8 +366,7 @@ func (s *session) report(ctx context.Context, event streamEvent) bool {
 	}
 }
 
-// wiped says that the session's socket was removed, as the kubelet does with all
-// sockets when it starts.
+// wiped reports whether the session's socket was removed. The kubelet removes all sockets when it starts.
 func (s *session) wiped() bool {
 	_, err := os.Lstat(s.path)
 	return errors.Is(err, os.ErrNotExist)
@@ -395,8 +396,8 @@ func (s *server) register(ctx context.Context, session *session) error {
 	return nil
 }
 
-// RemoveSockets removes the sockets that a Virgate which was killed has left in dir.
-// Only the program that may serve the directory calls it, before it does.
+// RemoveSockets removes the sockets that a killed Virgate has left in dir. Only the program that
+// may serve the directory calls it, before it starts to serve.
 func RemoveSockets(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, SocketPattern))
 	if err != nil {

@@ -16,29 +16,29 @@ import (
 
 // server keeps one resource registered and serves its current generation.
 type server struct {
-	// Options are the Manager's; Logger names the resource.
+	// Options are the Manager's options, with a Logger that names the resource.
 	Options
 	name, kubeletSocket string
 
 	current atomic.Pointer[generation]
-	// sent is the generation that the open stream was last sent; nil without a stream.
+	// sent is the generation last sent on the open stream; nil without a stream.
 	sent atomic.Pointer[sentList]
-	// applied is the version of the newest list that the kubelet was seen to have; 0 when
-	// it is not known to have that of the open stream.
+	// applied is the version of the newest list that the kubelet was seen to have; 0 if it is not
+	// known to have a list of the open stream.
 	applied  atomic.Int64
 	inFlight atomic.Int64
 	streams  atomic.Int64
 	counters counters
 	// observers measure how long calls take.
 	observers CallObservers
-	// waiting is the next generation while it waits for its announcement; nil for none.
+	// waiting is the next generation while it waits for its announcement; nil if none waits.
 	waiting atomic.Pointer[waitingList]
-	// known is what became of announcing the newest list that the kubelet has; nil before the first.
+	// known is the announcement state of the newest list that the kubelet has; nil before the first.
 	known atomic.Pointer[listOutcome]
-	// refusals are to be logged. When the channel is full, they are only counted.
+	// refusals are to be logged. If the channel is full, they are only counted.
 	refusals chan refusal
-	// readers are told when Manager.Status changes. listed and grants wake Manager.Run:
-	// when a stream was sent a list, and when Allocate has granted devices.
+	// readers are notified when Manager.Status changes. listed and grants wake Manager.Run after a
+	// list was sent on a stream, and after Allocate has granted devices.
 	readers        *subscribers
 	listed, grants signal
 	refusedUnits   *refusedUnits
@@ -46,7 +46,7 @@ type server struct {
 
 type counters struct {
 	registrations, lists, granted, sameUnit atomic.Uint64
-	// refused are by RefusalReason.index.
+	// refused is indexed by RefusalReason.index.
 	refused [len(refusalReasons)]atomic.Uint64
 }
 
@@ -66,12 +66,12 @@ func (s *server) publish(next *generation) {
 	}
 }
 
-// watchInterval is how often the sockets are looked at. Unlike inotify that needs no
-// kernel resource and works with a directory that is removed and created again.
+// watchInterval is how often the sockets are checked. Unlike inotify, this needs no kernel resource
+// and works with a directory that is removed and created again.
 const watchInterval = 200 * time.Millisecond
 
-// run serves until ctx ends. It opens a session, and replaces it when its socket was
-// removed or when the kubelet and Virgate disagree about which streams are open.
+// run serves until ctx ends. It opens a session, and replaces it when its socket is removed or when
+// the kubelet and Virgate disagree about which streams are open.
 func (s *server) run(ctx context.Context) {
 	backoff := backoff{}
 	for ctx.Err() == nil {
@@ -83,27 +83,31 @@ func (s *server) run(ctx context.Context) {
 			sleep(ctx, watchInterval)
 			continue
 		}
-		(&registrar{server: s, session: session, backoff: &backoff}).run(ctx)
+		(&registrar{
+			server:  s,
+			session: session,
+			backoff: &backoff,
+		}).run(ctx)
 		session.close()
 		s.streams.Store(0)
 		s.readers.notify()
 	}
 }
 
-// statSocket is nil when there is no file at path.
+// statSocket returns nil if there is no file at path.
 func statSocket(path string) os.FileInfo {
 	info, _ := os.Stat(path)
 	return info
 }
 
-// sameSocket tells a socket file from another that took its place.
+// sameSocket reports whether a and b are the same socket file, and not one that replaced the other.
 func sameSocket(a, b os.FileInfo) bool {
 	return a != nil && b != nil && os.SameFile(a, b) && a.ModTime().Equal(b.ModTime())
 }
 
-// service answers the kubelet's calls for one session. No method but ListAndWatch
-// blocks, takes a lock or does I/O, because the kubelet makes these calls without a
-// deadline and the whole node's pod handling waits for them.
+// service answers the kubelet's calls for one session. Except for ListAndWatch, no method blocks,
+// takes a lock or does I/O: the kubelet makes these calls without a deadline, and pod admission on
+// the whole node waits for them.
 type service struct {
 	api.UnimplementedDevicePluginServer
 	*server
@@ -115,8 +119,8 @@ func (s service) GetDevicePluginOptions(context.Context, *api.Empty) (*api.Devic
 	return &api.DevicePluginOptions{GetPreferredAllocationAvailable: true}, nil
 }
 
-// ListAndWatch sends the current list and every later one, but at most one in
-// Timing.ListInterval: changes within it are sent together.
+// ListAndWatch sends the current list and every later one, but at most one per Timing.ListInterval;
+// changes within the interval are sent together.
 func (s service) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
 	ctx := stream.Context()
 	if !s.report(ctx, streamOpened) {
@@ -151,7 +155,7 @@ func (s service) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 	}
 }
 
-// await returns nil when done is closed, an error when stream or session ends first.
+// await returns nil once done is closed, or an error if the stream or the session ends first.
 func (s service) await(ctx context.Context, done <-chan struct{}) error {
 	select {
 	case <-done:
@@ -163,9 +167,12 @@ func (s service) await(ctx context.Context, done <-chan struct{}) error {
 	}
 }
 
-// GetPreferredAllocation chooses among the devices that the kubelet has free.
-// It never fails a pod: a choice that cannot be made is left to the kubelet.
-func (s service) GetPreferredAllocation(_ context.Context, request *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
+// GetPreferredAllocation chooses among the devices that the kubelet has free. It never fails a pod:
+// if it cannot choose, the kubelet does.
+func (s service) GetPreferredAllocation(
+	_ context.Context,
+	request *api.PreferredAllocationRequest,
+) (*api.PreferredAllocationResponse, error) {
 	s.inFlight.Add(1)
 	defer s.inFlight.Add(-1)
 	current, began := s.current.Load(), s.Now()
@@ -178,7 +185,8 @@ func (s service) GetPreferredAllocation(_ context.Context, request *api.Preferre
 				current.uses[i].preferred.Store(at)
 			}
 		}
-		response.ContainerResponses = append(response.ContainerResponses, &api.ContainerPreferredAllocationResponse{DeviceIDs: ids})
+		response.ContainerResponses = append(response.ContainerResponses,
+			&api.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}
 	observe(s.observers.Preferred, s.Now().Sub(began))
 	return response, nil
@@ -188,7 +196,7 @@ func (s service) GetPreferredAllocation(_ context.Context, request *api.Preferre
 func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api.AllocateResponse, error) {
 	s.inFlight.Add(1)
 	defer s.inFlight.Add(-1)
-	at := s.Now() // First: a grant by what was served before a change has a time before it, too.
+	at := s.Now() // Taken first, so that a grant from an older generation has a time before the change.
 	current := s.current.Load()
 	sameUnit := uint64(0)
 	response := &api.AllocateResponse{}
@@ -215,23 +223,30 @@ func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	return response, nil
 }
 
-func (s service) grant(current *generation, ids []string, at time.Time) (granted *api.ContainerAllocateResponse, sameUnit bool, err error) {
-	if err = s.refusedUnits.check(s.name, ids); err != nil {
+func (s service) grant(
+	current *generation,
+	ids []string,
+	at time.Time,
+) (granted *api.ContainerAllocateResponse, sameUnit bool, err error) {
+	err = s.refusedUnits.check(s.name, ids)
+	if err != nil {
 		return nil, false, err
 	}
-	if granted, sameUnit, err = current.grant(ids, at); err != nil {
+	granted, sameUnit, err = current.grant(ids, at)
+	if err != nil {
 		return nil, false, err
 	}
-	// Asked again now that the devices count as held: whoever closes a device or blocks its
-	// unit, and then looks for holders, either sees this grant or has it refused.
-	if err = cmp.Or(s.refusedUnits.check(s.name, ids), s.current.Load().refuseClosed(ids)); err != nil {
+	// Check again now that the devices count as held. When a device is closed or its unit blocked, and
+	// the holders are read after that, either the reading sees this grant or this check refuses it.
+	err = cmp.Or(s.refusedUnits.check(s.name, ids), s.current.Load().refuseClosed(ids))
+	if err != nil {
 		current.takeBack(ids, at)
 	}
 	return granted, sameUnit, err
 }
 
-// refuse counts a refusal and leaves the log line to the server's own goroutine, so
-// that a log that blocks does not block the kubelet.
+// refuse counts a refusal, and leaves the log line to the server's own goroutine, so that a blocked
+// log does not block the kubelet.
 func (s service) refuse(ids []string, err error, began time.Time) {
 	s.counters.refused[reasonOf(err).index()].Add(1)
 	observe(s.observers.Refused, s.Now().Sub(began))

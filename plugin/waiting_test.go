@@ -33,6 +33,7 @@ func TestWaitingList(t *testing.T) {
 		}
 	}
 	due := func() { r.publishDue(s, now) }
+	grant := func() { s.current.Load().uses[0].granted.Store(now.UnixNano()) }
 	for _, step := range []struct {
 		ms   int
 		do   func()
@@ -55,6 +56,24 @@ func TestWaitingList(t *testing.T) {
 		{2300, list(1), 1}, // Nothing puts it off beyond the limit.
 		{3000, list(0), 1},
 		{3010, list(2), 2}, // More again.
+		{4000, list(1), 2},
+		{4010, written(1, true), 2},
+		{4155, grant, 2},
+		{4160, due, 2}, // The kubelet admits a pod that was bound before.
+		{4290, grant, 2},
+		{4300, list(1), 2},
+		{4439, due, 2},
+		{4440, due, 1},
+		{5000, list(0), 1},
+		{5010, written(0, false), 1},
+		{5010, grant, 1},
+		{5010, due, 0}, // The scheduler goes on binding: there is no burst to wait for.
+		{6000, list(8), 8},
+		{6000, list(7), 8},
+		{6010, written(7, true), 8},
+		{7290, grant, 8},
+		{7299, due, 8},
+		{7300, due, 7}, // Nor does a burst put it off beyond its limit.
 	} {
 		at(step.ms, step.do)
 		if got := s.current.Load().list.count().healthy; got != step.want {

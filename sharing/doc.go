@@ -1,16 +1,13 @@
-// Package sharing decides what a node advertises: NewPlan turns the node's GPUs and a
-// profile into resources, DeviceSet.Prefer chooses devices for a container, and Usage
-// says who holds them.
+// Package sharing decides what a node advertises: NewPlan turns the node's GPUs and a profile into
+// resources, DeviceSet.Prefer chooses devices for a container, and Usage finds their holders.
 //
-// Everything here is pure: no I/O, no clock, no randomness, no goroutine. The
-// same input gives the same output, byte for byte. The package knows nothing
-// of NVML, of the kubelet or of any file format.
+// Everything here is pure: no I/O, no clock, no randomness, no goroutine. The same input gives the
+// same output, byte for byte. The package knows nothing about NVML, the kubelet or any file format.
 //
-// Read it in this order: inventory.go, health.go and profile.go have what goes in;
-// resource.go has what comes out, plan.go how; prefer.go and topology.go choose
-// devices; usage.go says who holds and who uses them. The rest is parts of a profile:
-// selector.go, mig.go.
+// Read the inputs first: inventory.go, health.go and profile.go, with selector.go and mig.go for
+// parts of a profile. resource.go has the result, and plan.go computes it. prefer.go and
+// topology.go choose devices; usage.go finds who holds and who uses them.
 //
-// The words (GPU, partition, unit, device, resource, profile, plan, allocation) are
-// those of docs/explanation/architecture.md.
+// docs/explanation/architecture.md defines the terms GPU, partition, unit, device, resource,
+// profile, plan and allocation.
 package sharing

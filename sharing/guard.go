@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-// MemoryGuard says how much memory of a shared unit a container may use, and what becomes of
-// one that uses more. It is no wall: nothing keeps a process from allocating. The zero value
+// MemoryGuard is how much memory of a shared unit a container may use, and what happens to a
+// container that uses more. It is no hard limit: a process can still allocate more. The zero value
 // guards nothing.
 type MemoryGuard struct {
-	// Share limits a device to its share of the unit's memory, Bytes to so many, Ratio to
-	// such a part of it. One of them is set.
+	// Share limits each device to its share of the unit's memory, Bytes to this many bytes, and
+	// Ratio to this part of the unit's memory. One of them is set.
 	Share bool
 	Bytes uint64
 	Ratio float64
-	// Grace is how long a container may use more.
+	// Grace is how long a container may exceed the limit.
 	Grace time.Duration
-	// Evict has its pod evicted then; otherwise it is only reported.
+	// Evict evicts the container's pod after Grace. Otherwise the excess is only reported.
 	Evict bool
 }
 
-// limit is what a container with so many devices of a unit may use of its memory, in bytes.
+// limit returns the memory in bytes that a container with this many devices of a unit may use.
 func (g MemoryGuard) limit(total uint64, devices, replicas int) float64 {
 	limit := float64(g.Bytes)
 	switch {
@@ -33,10 +33,10 @@ func (g MemoryGuard) limit(total uint64, devices, replicas int) float64 {
 	return math.Min(limit*float64(devices), float64(total))
 }
 
-// SetLimits gives the containers that are guarded their limits. Planned is what the profile
-// wants, listed what the kubelet is told. Left out are holders of which it is not certain
-// that they hold shares of what is guarded: by a claim, from another plan, or of a unit that
-// is on its way to another sharing mode or whose memory is unknown.
+// SetLimits sets the limits of the guarded containers. planned are the resources that the profile
+// asks for, listed those that the kubelet has. It skips a holder unless it certainly holds shares
+// of a guarded unit: not if it holds the unit by a claim or from another plan, or if the unit is
+// changing its sharing mode or its memory is unknown.
 func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, allocations []Allocation) {
 	type offer struct {
 		use  Use
@@ -54,7 +54,7 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 		return
 	}
 	now := map[string][]offer{}
-	grown := map[string]bool{} // Listed with its own ID and as many shares as it is to have: one of them.
+	grown := map[string]bool{} // Units listed under their own ID too, which is then one of the planned shares.
 	for _, resource := range listed {
 		for _, device := range resource.Devices {
 			grown[device.Unit] = grown[device.Unit] || device.ID == device.Unit
@@ -68,7 +68,8 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 	for _, usage := range Usage(nil, allocations) {
 		id := usage.Unit.ID
 		wanted, ok := guarded[id]
-		if !ok || len(now[id]) != 1 || now[id][0].use != wanted.use || now[id][0].unit.Replicas != wanted.unit.Replicas || memory[id] == 0 {
+		if !ok || len(now[id]) != 1 || now[id][0].use != wanted.use ||
+			now[id][0].unit.Replicas != wanted.unit.Replicas || memory[id] == 0 {
 			continue
 		}
 		devices[id] = map[Container]int{}
@@ -79,7 +80,7 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 				return held != wanted.use && !keeps
 			})
 			if _, other := devices[id][h.holder()]; other || !certain {
-				devices[id][h.holder()] = 0 // Also where another holding is certain.
+				devices[id][h.holder()] = 0 // Even if the container certainly has other shares.
 				continue
 			}
 			devices[id][h.holder()] = len(h.Devices)
@@ -94,7 +95,8 @@ func (r UtilizationReport) SetLimits(gpus []GPU, planned, listed []Resource, all
 	}
 }
 
-// Excess is the memory in bytes beyond the container's limit; 0 within it and without one.
+// Excess returns the memory in bytes beyond the container's limit; 0 within the limit or without
+// one.
 func (c ContainerUtilization) Excess() float64 {
 	if c.Limit == nil || c.Memory == nil {
 		return 0

@@ -8,18 +8,18 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// ErrNotRead says that the node's GPUs have not been read yet, as right after the start.
+// ErrNotRead means that the node's GPUs have not been read yet, as right after the start.
 var ErrNotRead = errors.New("the GPUs have not been read yet")
 
 // GPU is a physical GPU as the driver describes it.
 type GPU struct {
 	// UUID names the GPU: "GPU-" and a lower-case UUID.
 	UUID string `json:"uuid"`
-	// Index is the driver's enumeration index when the GPU was first known. It stays when
-	// the driver numbers its GPUs anew, so that another GPU's end does not change it.
+	// Index is the driver's index when the GPU was first seen. It stays the same when the driver
+	// renumbers its GPUs, so losing another GPU does not change it.
 	Index int `json:"index"`
-	// DriverIndex is the driver's index now, where that is another one: a number, or Lost
-	// or NotListed. It is empty where it is Index.
+	// DriverIndex is the driver's current index if it differs from Index: a number, Lost or
+	// NotListed. It is empty if the driver still uses Index.
 	DriverIndex string `json:"driverIndex,omitempty"`
 	// Minor is the N of /dev/nvidiaN; -1 when unknown.
 	Minor int `json:"minor"`
@@ -27,7 +27,8 @@ type GPU struct {
 	PCIBusID string `json:"pciBusID"`
 	// Model is the driver's product name, for example "NVIDIA A100-SXM4-40GB".
 	Model string `json:"model"`
-	// Brand is what it is sold as, in the words of NVIDIA's DRA driver: "Nvidia", "Tesla"; empty when unknown.
+	// Brand is the GPU's brand as NVIDIA's DRA driver writes it: "Nvidia", "Tesla"; empty when
+	// unknown.
 	Brand string `json:"-"`
 	// Memory is the GPU's total memory in bytes.
 	Memory uint64 `json:"memory"`
@@ -38,36 +39,36 @@ type GPU struct {
 	// PCIClass is the PCI class: 0x030200 for a GPU without a display, 0x030000 with one; 0
 	// when unknown.
 	PCIClass uint32 `json:"-"`
-	// PCIDevice and PCISubsystem are its PCI IDs, as in GPUID; 0 when unknown.
+	// PCIDevice and PCISubsystem are PCI IDs as in GPUID; 0 when unknown.
 	PCIDevice    uint32 `json:"-"`
 	PCISubsystem uint32 `json:"-"`
-	// Clique is "<cluster UUID>.<clique>" of the fabric of NVLinks between machines that the
-	// GPU has joined; empty for none.
+	// Clique is the NVLink fabric between machines that the GPU has joined, as "<cluster
+	// UUID>.<clique>"; empty for none.
 	Clique string `json:"-"`
 	// NUMANode is the NUMA node next to the GPU; -1 when it has none.
 	NUMANode int `json:"numaNode"`
-	// MIGCapable says that the GPU can have MIG enabled.
+	// MIGCapable is true if MIG can be enabled on the GPU.
 	MIGCapable bool `json:"-"`
-	// MIG says that MIG mode is enabled now. Such a GPU runs no work as a whole.
+	// MIG is true if MIG mode is enabled now. Such a GPU runs no work as a whole.
 	MIG bool `json:"mig"`
-	// MIGPending is what MIG will be after the next reset of the GPU; it
-	// differs from MIG while a change waits for one.
+	// MIGPending is the MIG mode after the next reset of the GPU. It differs from MIG while a
+	// change waits for the reset.
 	MIGPending bool `json:"migPending"`
-	// Denied says that the driver refused to answer, for want of privilege.
+	// Denied is true if the driver refused to answer because this program lacks a privilege.
 	Denied bool `json:"denied,omitempty"`
-	// Partitions are the GPU's MIG devices, by Index.
+	// Partitions are the GPU's MIG devices, sorted by Index.
 	Partitions []Partition `json:"partitions,omitempty"`
-	// Links are the connections to the node's other GPUs, by Peer; none while unknown.
+	// Links are the connections to the node's other GPUs, sorted by Peer; none while unknown.
 	Links []Link `json:"links,omitempty"`
-	// Health says whether the whole GPU may be used.
+	// Health is the health of the whole GPU.
 	Health Health `json:"fault,omitzero"`
 }
 
 const (
-	// Lost is the DriverIndex of a GPU that does not answer. A program that opens the
-	// driver now may find others under this and all later indexes.
+	// Lost is the DriverIndex of a GPU that does not answer. For a program that opens the driver
+	// now, this index and all later ones may mean other GPUs.
 	Lost = "lost"
-	// NotListed is that of a GPU that the driver no longer lists.
+	// NotListed is the DriverIndex of a GPU that the driver no longer lists.
 	NotListed = "none"
 )
 
@@ -82,20 +83,19 @@ type Partition struct {
 	// GI and CI are the driver's GPU instance and compute instance IDs.
 	GI int `json:"gi"`
 	CI int `json:"ci"`
-	// Placement is where the GPU instance lies on the GPU, in memory slots; zero when
-	// unknown.
+	// Placement is the position of the GPU instance on the GPU, in memory slots; zero when unknown.
 	Placement mig.Placement `json:"placement"`
 	// Memory is the partition's memory in bytes; 0 when unknown.
 	Memory uint64 `json:"memory,omitempty"`
-	// Attributes say what the partition has of its GPU; zero when unknown.
+	// Attributes are the partition's part of the GPU; zero when unknown.
 	Attributes PartitionAttributes `json:"-"`
-	// Health says whether this partition may be used. A fault of the GPU holds
-	// for the partition too and is not repeated here.
+	// Health is the health of this partition. A fault of the GPU applies to the partition too and
+	// is not repeated here.
 	Health Health `json:"fault,omitzero"`
 }
 
-// PartitionAttributes say what a partition has of its GPU. Engines may be shared with
-// other partitions of the same GPU instance.
+// PartitionAttributes are a partition's part of its GPU. Other partitions of the same GPU instance
+// may share the engines.
 type PartitionAttributes struct {
 	MemoryMiB       uint64 `json:"memoryMiB"`
 	Multiprocessors int    `json:"multiprocessors"`
@@ -108,32 +108,35 @@ type PartitionAttributes struct {
 	OFAEngines      int    `json:"ofaEngines"`
 }
 
-// Engines are the partition's multiprocessors and engines.
+// Engines returns the partition's multiprocessors and engines.
 func (a PartitionAttributes) Engines() mig.Engines {
 	return mig.Engines{
-		Multiprocessors: a.Multiprocessors, CopyEngines: a.CopyEngines, Decoders: a.Decoders, Encoders: a.Encoders,
-		JPEGEngines: a.JPEGEngines, OFAEngines: a.OFAEngines,
+		Multiprocessors: a.Multiprocessors,
+		CopyEngines:     a.CopyEngines,
+		Decoders:        a.Decoders,
+		Encoders:        a.Encoders,
+		JPEGEngines:     a.JPEGEngines,
+		OFAEngines:      a.OFAEngines,
 	}
 }
 
-// Link is the connection from a GPU to another one of the node.
+// Link is the connection from a GPU to another GPU of the node.
 type Link struct {
 	// Peer is the UUID of the other GPU.
 	Peer string `json:"peer"`
-	// NVLinks is how many active NVLinks data can use, directly or through switches.
+	// NVLinks is the number of active NVLinks that data can use, directly or through switches.
 	NVLinks int `json:"nvlinks,omitempty"`
-	// Level is the nearest thing that the two share on the PCI bus, from near to far:
-	// internal, single, multiple, hostbridge, node, system (nvml.h,
-	// nvmlGpuTopologyLevel_t); empty when unknown.
+	// Level is the nearest common point of the two GPUs on the PCI bus, from near to far: internal,
+	// single, multiple, hostbridge, node, system (nvml.h, nvmlGpuTopologyLevel_t); empty when
+	// unknown.
 	Level string `json:"level,omitempty"`
 }
 
-// replicaMark stands between the unit and the replica in a device ID. NVIDIA's
-// device plugin writes the same IDs (internal/rm/devices.go), so a pod that
-// holds one keeps it when Virgate takes the plugin's place.
+// replicaMark separates the unit and the replica in a device ID. NVIDIA's device plugin writes the
+// same IDs (internal/rm/devices.go), so a pod keeps its device when Virgate replaces that plugin.
 const replicaMark = "::"
 
-// NewDeviceID returns the device ID of the unit's replica, counted from 0:
+// NewDeviceID returns the device ID of a replica of the unit, counted from 0:
 //
 //	id = unit "::" replica
 //
@@ -142,22 +145,23 @@ func NewDeviceID(unit string, replica int) string {
 	return unit + replicaMark + strconv.Itoa(replica)
 }
 
-// shareMark stands between the replica and the number of shares in a device ID.
+// shareMark separates the replica and the number of shares in a device ID.
 const shareMark = "of"
 
-// NewMPSDeviceID returns the device ID of a share by MPS, counted from 0:
+// NewMPSDeviceID returns the device ID of an MPS share, counted from 0:
 //
 //	id = unit "::" replica "of" shares
 //
-// It says of how many, and differs from a time-slice's, so that whoever reads who holds what
-// knows how: a container keeps the limits of its start, and a unit is shared in one way at a time.
+// The ID contains the number of shares and differs from the ID of a time-slice. A reader of held
+// device IDs therefore knows how a unit is shared: a container keeps the limits it was started
+// with, and a unit is shared in only one way at a time.
 func NewMPSDeviceID(unit string, replica, shares int) string {
 	return NewDeviceID(unit, replica) + shareMark + strconv.Itoa(shares)
 }
 
-// ParseDeviceID splits a device ID. What is not the ID of a replica is that of a unit, so
-// there is no error: shared is then false, unit is id and replica is 0. The replica is a
-// decimal number without sign and without leading zeros.
+// ParseDeviceID splits a device ID. There is no error, because any text that is not the ID of a
+// replica is taken as the ID of a unit: shared is then false, unit is id and replica is 0. The
+// replica is a decimal number without sign and without leading zeros.
 func ParseDeviceID(id string) (unit string, replica int, shared bool) {
 	unit, replica, _, shared = parseDeviceID(id)
 	return unit, replica, shared

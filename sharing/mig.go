@@ -7,21 +7,21 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// MIGConfig says which partitions Virgate makes of the node's GPUs. The zero
-// MIGConfig makes none and uses what is there.
+// MIGConfig is which partitions Virgate makes of the node's GPUs. The zero MIGConfig makes none and
+// uses the existing ones.
 type MIGConfig struct {
-	// Manage allows Virgate to make and destroy partitions and to change MIG modes.
+	// Manage allows Virgate to create and destroy partitions and to change MIG modes.
 	Manage bool
-	// Name is the wanted layout's; empty for none, which leaves every GPU as it is.
+	// Name is the name of the wanted layout; empty for none, which leaves every GPU as it is.
 	Name string
-	// Blocks are the layout; none where Name is built in, see mig.NamedLayout.
+	// Blocks are the layout; none if Name is built in, see mig.NamedLayout.
 	Blocks []LayoutBlock
-	// WhenBusy says what happens to a GPU with partitions in use that are in the way.
+	// WhenBusy is what happens to a GPU if partitions in use are in the way.
 	WhenBusy WhenBusy
-	// Reset says that a GPU that nobody uses is reset where its new MIG mode waits for that.
+	// Reset allows Virgate to reset an unused GPU whose new MIG mode waits for a reset.
 	Reset bool
-	// LeftTo says, for people, which other program makes the layouts that the profile would
-	// have Virgate make; empty for none. Manage is false then.
+	// LeftTo names, for people, the other program that makes the layouts which the profile asks
+	// Virgate to make; empty for none. If it is set, Manage is false.
 	LeftTo string
 }
 
@@ -29,48 +29,52 @@ type MIGConfig struct {
 type WhenBusy string
 
 const (
-	// WaitWhenBusy does what can be done and the rest when the partitions are free.
+	// WaitWhenBusy does now what can be done, and the rest when the partitions are free.
 	WaitWhenBusy WhenBusy = "wait"
-	// RefuseWhenBusy leaves the GPU as it is until the whole layout can be had.
+	// RefuseWhenBusy leaves the GPU as it is until the whole layout is possible.
 	RefuseWhenBusy WhenBusy = "refuse"
 )
 
-// LayoutBlock says how the GPUs that it chooses are to be partitioned.
+// LayoutBlock is how to partition the GPUs that it chooses.
 type LayoutBlock struct {
-	// Filters are those of which a GPU must pass one; none for any GPU.
+	// Filters limit the choice to GPUs that pass one of them; none for any GPU.
 	Filters []GPUFilter
-	// All chooses every GPU that passes; else Indexes has the driver's indexes
-	// of the chosen ones, in the order of the document, and is not empty.
+	// All chooses every GPU that passes Filters. Otherwise Indexes are the driver's indexes of the
+	// chosen GPUs, in the order of the document, and not empty.
 	All     bool
 	Indexes []int
-	// Layout is what they are to have, smaller profiles first.
+	// Layout is the wanted layout of the chosen GPUs, smaller profiles first.
 	Layout mig.Layout
 	// Source is where the block was read.
 	Source BlockSource
 }
 
-// BlockSource is where a document has a block, for messages; zero for a block of no document.
+// BlockSource is the position of a block in a document, for messages; zero for a block from no
+// document.
 type BlockSource struct {
 	File string
-	// Line is that of the block, Lines are those of its Layout.Partitions. They count from 1.
+	// Line is the line of the block, Lines are the lines of its Layout.Partitions. They count from
+	// 1.
 	Line  int
 	Lines []int
 }
 
-// GoString keeps the source out of the generation of a profile, which says what is wanted.
+// GoString keeps the source out of the generation of a profile, which depends only on the wanted
+// layout.
 func (BlockSource) GoString() string { return "" }
 
-// Layout is what is wanted of the GPU. Of several blocks that choose it the last
-// counts, as mig-parted applies them in order (mig-parted v0.15,
-// pkg/mig/config). wanted is false where nothing is asked of the GPU: without
-// Manage or a name, with no block that chooses it, and for a GPU without MIG
-// where all GPUs are chosen or MIG is to be off. A block counts on the GPUs that it chooses
-// only: what it wants of others may be nothing that these can have.
+// Layout returns the layout that the profile wants for the GPU. If several blocks choose the GPU,
+// the last one counts, because mig-parted applies them in order (mig-parted v0.15, pkg/mig/config).
+// A block is checked only against the GPUs that it chooses, as other GPUs may be unable to have its
+// layout.
 //
-// geometry is how the GPU can be partitioned, the zero one for a GPU without
-// MIG. The error says that the GPU cannot have what is asked of it, and names
-// the layout, with the line, profile and count, but not the GPU; nothing is wanted then. mig.ErrUnlisted says
-// that this is not known yet.
+// wanted is false if the profile asks nothing of the GPU: Manage is false, there is no name, or no
+// block chooses the GPU. For a GPU without MIG it is also false if the layout is built in, or if
+// the block chooses all GPUs or turns MIG off.
+//
+// geometry is how the GPU can be partitioned; zero for a GPU without MIG. If the GPU cannot have
+// the layout, wanted is false and the error names the layout with line, profile and count, but not
+// the GPU. With mig.ErrUnlisted, it is not known yet whether the GPU can have the layout.
 func (r MIGConfig) Layout(gpu GPUID, geometry mig.Geometry) (layout mig.Layout, wanted bool, err error) {
 	capable := len(geometry.Profiles) > 0 || geometry.Unlisted
 	if !r.Manage || r.Name == "" || r.Blocks == nil && !capable {
@@ -95,7 +99,8 @@ func (r MIGConfig) Layout(gpu GPUID, geometry mig.Geometry) (layout mig.Layout, 
 	return geometry.Named(block.Layout), true, nil
 }
 
-// DividesAll says that the layout divides every one of these GPUs, so that none stays whole.
+// DividesAll reports whether the layout divides every one of these GPUs, so that no whole GPU
+// remains.
 func (r MIGConfig) DividesAll(gpus []GPU) bool {
 	return r.Manage && r.Name != "" && len(gpus) > 0 && !slices.ContainsFunc(gpus, func(gpu GPU) bool {
 		if !gpu.MIGCapable || r.Blocks == nil {
@@ -106,7 +111,7 @@ func (r MIGConfig) DividesAll(gpus []GPU) bool {
 	})
 }
 
-// blockOf is the index of the block that counts for the GPU, -1 for none.
+// blockOf returns the index of the block that counts for the GPU; -1 for none.
 func (r MIGConfig) blockOf(gpu GPUID) int {
 	for n, block := range slices.Backward(r.Blocks) {
 		if block.passes(gpu) && (block.All || slices.Contains(block.Indexes, gpu.Index)) {
@@ -116,8 +121,8 @@ func (r MIGConfig) blockOf(gpu GPUID) int {
 	return -1
 }
 
-// source says where the block's Partitions of that index stand, or all of them where it is
-// negative, as the beginning of a message: "FILE:LINE: 7 × 1g.24gb: ".
+// source returns the position of Partitions[at], or of the whole block if at is negative, as the
+// beginning of a message: "FILE:LINE: 7 × 1g.24gb: ".
 func (b LayoutBlock) source(at int) string {
 	layout, line := b.Layout, b.Source.Line
 	if at >= 0 {
@@ -132,7 +137,7 @@ func (b LayoutBlock) source(at int) string {
 	return fmt.Sprintf("%s:%d: %s: ", b.Source.File, line, layout)
 }
 
-// Source is where the wanted layout was read, "FILE:LINE"; empty for a built-in one.
+// Source returns where the wanted layout was read, as "FILE:LINE"; empty for a built-in layout.
 func (r MIGConfig) Source() string {
 	if len(r.Blocks) == 0 {
 		return ""
@@ -140,12 +145,13 @@ func (r MIGConfig) Source() string {
 	return r.Blocks[0].Source.String()
 }
 
-// String is "FILE:LINE".
+// String returns "FILE:LINE".
 func (s BlockSource) String() string { return fmt.Sprintf("%s:%d", s.File, s.Line) }
 
-// Unmatched warns of indexes of the layout that choose no GPU of the node, and of a layout with
-// no block for any. One document serves unlike nodes, so a block with a filter that no GPU passes
-// is neither an error nor a warning beside others.
+// Unmatched returns warnings about indexes that choose no GPU of the node, and about a layout
+// without a block for any of its GPUs. One document serves different kinds of nodes, so a block
+// whose filter no GPU passes is no error, and there is no warning about it if another block
+// matches.
 func (r MIGConfig) Unmatched(gpus []GPUID) []string {
 	if !r.Manage || len(r.Blocks) == 0 {
 		return nil
@@ -160,7 +166,8 @@ func (r MIGConfig) Unmatched(gpus []GPUID) []string {
 		matched = true
 		for _, index := range block.Indexes {
 			if !slices.ContainsFunc(passed, func(b GPUID) bool { return b.Index == index }) {
-				notes.addf("MIG layout %q: %s: GPU %d is not on this node or does not pass the filter", r.Name, block.Source, index)
+				notes.addf("MIG layout %q: %s: GPU %d is not on this node or does not pass the filter", r.Name,
+					block.Source, index)
 			}
 		}
 	}
@@ -177,37 +184,41 @@ func (b LayoutBlock) passes(gpu GPUID) bool {
 // MIGState is how a GPU is partitioned now, exactly as its driver lists it.
 type MIGState struct {
 	GPU GPUID
-	// Geometry is how the GPU can be partitioned; the zero one for a GPU without MIG.
+	// Geometry is how the GPU can be partitioned; zero for a GPU without MIG.
 	Geometry mig.Geometry
-	// Enabled is the MIG mode now, Pending that after the next reset of the GPU.
+	// Enabled is the MIG mode now, Pending the MIG mode after the next reset of the GPU.
 	Enabled, Pending bool
-	// NeedsReboot says that only a reboot of the machine activates another mode, as where a
-	// virtual machine has the GPU and cannot reset it.
+	// NeedsReboot is true if only a reboot of the machine activates another mode, for example in a
+	// virtual machine that cannot reset the GPU.
 	NeedsReboot bool
-	// NotPermitted says that this program may not change how GPUs are partitioned.
+	// NotPermitted is true if this program may not change how GPUs are partitioned.
 	NotPermitted bool
-	// Busy says that processes use a GPU without MIG mode, or that nobody can
-	// tell. With MIG mode each compute instance says it for itself.
+	// Busy is true if processes use a GPU without MIG mode, or if that is unknown. With MIG mode,
+	// each compute instance has its own Busy.
 	Busy bool
-	// ProcessesHidden says that the driver does not list processes of other PID namespaces to this
-	// program, which is not in the host's, so that what is not busy may be in use.
+	// ProcessesHidden is true if this program does not run in the host's PID namespace, so the
+	// driver hides processes of other PID namespaces from it. A GPU or partition may then be in use
+	// although it is not Busy.
 	ProcessesHidden bool
-	// Instances are all GPU instances, by placement, also those without a compute instance.
+	// Instances are all GPU instances, sorted by placement, including those without a compute
+	// instance.
 	Instances []mig.Instance
 }
 
-// Layout is how the GPU is partitioned, with the places.
+// Layout returns how the GPU is partitioned, with placements.
 func (s MIGState) Layout() mig.PlacedLayout {
 	layout := mig.PlacedLayout{MIG: s.Enabled}
 	for _, instance := range s.Instances {
 		for _, compute := range instance.Computes {
-			layout.Partitions = append(layout.Partitions, mig.Partition{Profile: instance.Partition(compute), Placement: instance.Placement})
+			layout.Partitions = append(layout.Partitions,
+				mig.Partition{Profile: instance.Partition(compute), Placement: instance.Placement})
 		}
 	}
 	return layout
 }
 
-// WithBusy is the state with the partitions as busy that are, or of whose UUID busy says so.
+// WithBusy returns the state with further partitions marked busy: those for whose UUID busy returns
+// true.
 func (s MIGState) WithBusy(busy func(uuid string) bool) MIGState {
 	s.Instances = slices.Clone(s.Instances)
 	for i := range s.Instances {
@@ -220,12 +231,12 @@ func (s MIGState) WithBusy(busy func(uuid string) bool) MIGState {
 	return s
 }
 
-// GPUID is what a layout chooses a GPU by.
+// GPUID identifies a GPU for the choice of a layout.
 type GPUID struct {
 	// Index is the driver's enumeration index.
 	Index int
-	// Device and Subsystem are PCI IDs, the device's in the upper and the
-	// vendor's in the lower 16 bits, as NVML has them (nvmlPciInfo_t).
+	// Device and Subsystem are PCI IDs as in NVML's nvmlPciInfo_t: the device's ID in the upper 16
+	// bits, the vendor's in the lower.
 	Device, Subsystem uint32
 }
 
@@ -234,11 +245,11 @@ type GPUID struct {
 //	filter = "0x" DDDDVVVV [ ":0x" SDEVSVEN ]
 type GPUFilter struct {
 	Device uint32
-	// Subsystem is 0 if any will do.
+	// Subsystem is 0 if any subsystem passes.
 	Subsystem uint32
 }
 
-// String is the filter as mig-parted writes it, digits in upper case.
+// String returns the filter as mig-parted writes it, with digits in upper case.
 func (f GPUFilter) String() string {
 	if f.Subsystem == 0 {
 		return fmt.Sprintf("0x%08X", f.Device)
@@ -246,7 +257,7 @@ func (f GPUFilter) String() string {
 	return fmt.Sprintf("0x%08X:0x%08X", f.Device, f.Subsystem)
 }
 
-// Match says that the GPU passes the filter.
+// Match reports whether the GPU passes the filter.
 func (f GPUFilter) Match(gpu GPUID) bool {
 	return gpu.Device == f.Device && (f.Subsystem == 0 || gpu.Subsystem == f.Subsystem)
 }

@@ -5,33 +5,34 @@ import (
 	"strings"
 )
 
-// MPS says how a unit is shared by NVIDIA's Multi-Process Service. The zero value is that of a
-// unit that is not.
+// MPS is how a unit is shared by NVIDIA's Multi-Process Service. The zero value is for a unit that
+// is not shared by MPS.
 type MPS struct {
-	// Shares is the number of the unit's devices: each is such a part of the unit.
+	// Shares is the number of the unit's devices, each an equal part of the unit.
 	Shares int
-	// Several says that a container may have more than one of them.
+	// Several is true if a container may have more than one of them.
 	Several bool
 }
 
-// MPSLimit is what the processes of a container can use of a unit.
+// MPSLimit is the part of a unit that a container's processes can use.
 type MPSLimit struct {
-	// ThreadPercentage is the part of the multiprocessors on which its threads run at a time.
+	// ThreadPercentage is the percentage of the multiprocessors on which the container's threads
+	// run at a time.
 	ThreadPercentage int `json:"threadPercentage"`
-	// PinnedMemory is the memory in bytes, whole MiB; 0 for no limit.
+	// PinnedMemory is the memory limit in bytes, whole MiB; 0 for no limit.
 	PinnedMemory uint64 `json:"pinnedMemory,omitempty"`
 }
 
-// NewMPSLimit is the limit of n shares of a unit that has so many, and so much memory in bytes; 0
-// when that is not known. Both are rounded down, so that the limits of all containers together
-// never exceed the unit; what is left over is nobody's.
+// NewMPSLimit returns the limit for n of a unit's shares. memory is the unit's memory in bytes; 0
+// if unknown. The limits are rounded down, so the limits of all containers together never exceed
+// the unit. The remainder stays unused.
 func NewMPSLimit(n, shares int, memory uint64) MPSLimit {
 	part, all := uint64(n), uint64(shares)
 	return MPSLimit{ThreadPercentage: int(100 * part / all), PinnedMemory: memory >> 20 * part / all << 20}
 }
 
-// MPSCeiling is the most that one container can have of a unit that is shared by MPS: what the
-// daemon lets a process have that changes its own limits.
+// MPSCeiling returns the most that one container can have of a unit shared by MPS. The daemon
+// enforces it on a process that changes its own limits.
 func (u Unit) MPSCeiling() MPSLimit {
 	if u.MPS.Several {
 		return NewMPSLimit(u.MPS.Shares, u.MPS.Shares, u.Memory)
@@ -39,14 +40,15 @@ func (u Unit) MPSCeiling() MPSLimit {
 	return NewMPSLimit(1, u.MPS.Shares, u.Memory)
 }
 
-// MaxMPSClients is the largest number of processes that an MPS server of any GPU serves, and so
-// of shares.
+// MaxMPSClients is the largest number of processes that an MPS server of any GPU serves, and so the
+// largest number of shares.
 const MaxMPSClients = 48
 
-// mpsClients is how many processes an MPS server serves of a GPU, or of a partition of it:
-// MaxMPSClients from compute capability 7.0 (Volta) on, 16 before (NVIDIA's MPS guide, "Limitations"),
-// and of a partition the part that it has of the GPU's compute slices (NVIDIA's MIG guide). No GPU
-// has more than 7; where it has fewer, this is fewer than the driver allows.
+// mpsClients returns how many processes an MPS server serves on a GPU or on one of its partitions.
+// A GPU has MaxMPSClients from compute capability 7.0 (Volta) on and 16 before (NVIDIA's MPS guide,
+// "Limitations"). A partition has as large a part of that as it has of the GPU's compute slices
+// (NVIDIA's MIG guide). The result assumes 7 slices, the most of any GPU; for a GPU with fewer
+// slices it is lower than the driver's limit.
 func mpsClients(gpu *GPU, partition *Partition) int {
 	major, _, _ := strings.Cut(gpu.ComputeCapability, ".")
 	if number, err := strconv.Atoi(major); err == nil && number < 7 {
@@ -58,7 +60,7 @@ func mpsClients(gpu *GPU, partition *Partition) int {
 	return MaxMPSClients
 }
 
-// mps is how the entry shares its units.
+// mps returns how the entry shares its units.
 func (e ReplicatedResource) mps() MPS {
 	if !e.MPS || e.Replicas < 2 {
 		return MPS{}
@@ -66,7 +68,7 @@ func (e ReplicatedResource) mps() MPS {
 	return MPS{Shares: e.Replicas, Several: e.SeveralShares}
 }
 
-// refuseTooManyClients leaves out the units that MPS cannot share between so many containers.
+// refuseTooManyClients leaves out units with more shares than MPS serves processes there.
 func refuseTooManyClients(units []candidate, entries []ReplicatedResource, warn *warnings) []candidate {
 	var kept []candidate
 	for _, u := range units {
@@ -77,7 +79,9 @@ func refuseTooManyClients(units []candidate, entries []ReplicatedResource, warn 
 				if u.partition != nil {
 					what += ": partition " + strconv.Itoa(u.partition.Index) + " (" + u.partition.UUID + ")"
 				}
-				warn.addf("%s.replicas: %s not offered: its MPS server serves %d processes at most, and %d shares are wanted", entry.Path, what, most, entry.Replicas)
+				warn.addf(
+					"%s.replicas: %s not offered: its MPS server serves %d processes at most, and %d shares are wanted",
+					entry.Path, what, most, entry.Replicas)
 				continue
 			}
 		}

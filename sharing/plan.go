@@ -11,8 +11,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// NewPlan decides what a node with these GPUs advertises under the profile.
-// The steps, each on the result of the one before:
+// NewPlan decides what a node with these GPUs advertises under the profile. Each step works on the
+// result of the previous one:
 //
 //  1. exclude: drop the GPUs and partitions that Profile.Exclude names
 //  2. offer: by MIG strategy, as whole GPUs, as partitions or not at all
@@ -21,10 +21,10 @@ import (
 //  5. replicate and rename: one resource per final name, with its devices
 //  6. copy each unit's health to its devices
 //
-// Health comes last so that it never changes what is advertised, only whether
-// it is healthy. Planning cannot fail: what the profile asks for and the node
-// does not have, and what the node has and cannot offer, is a warning. The
-// order of GPUs and partitions does not matter, and gpus is not modified.
+// Health comes last, so it never changes which devices are advertised, only whether they are
+// healthy. Planning cannot fail. Anything that the profile asks for and the node lacks, or that the
+// node has and cannot offer, becomes a warning. The order of GPUs and partitions does not matter,
+// and gpus is not modified.
 func NewPlan(gpus []GPU, p Profile) Plan {
 	plan := withoutDevices(gpus, p)
 	for i := range plan.Resources {
@@ -33,13 +33,17 @@ func NewPlan(gpus []GPU, p Profile) Plan {
 	return plan
 }
 
-// TooLong are the entries of the profile whose units do not all fit into one list: a new
-// plan's LeftOut, without the work of listing its devices.
+// TooLong returns the entries of the profile whose units do not all fit into one list. It returns
+// LeftOut of a new plan without listing the plan's devices.
 func TooLong(gpus []GPU, p Profile) []LeftOut { return withoutDevices(gpus, p).LeftOut }
 
 func withoutDevices(gpus []GPU, p Profile) Plan {
 	gpus = ordered(gpus)
-	plan := Plan{Health: healthByUnit(gpus), Grants: p.Grants, RetireAfter: p.RetireAfter}
+	plan := Plan{
+		Health:      healthByUnit(gpus),
+		Grants:      p.Grants,
+		RetireAfter: p.RetireAfter,
+	}
 
 	var warn warnings
 	p.DeviceIDs = safeDeviceIDs(gpus, p.DeviceIDs, &warn)
@@ -62,19 +66,21 @@ func withoutDevices(gpus []GPU, p Profile) Plan {
 	return plan
 }
 
-// safeDeviceIDs is by what grants name units. A container runtime takes an index for the
-// driver's, so while the driver does not list the GPUs as it first did, an index would give
-// a container another GPU, and they are named by UUID.
+// safeDeviceIDs returns how grants name units. A container runtime reads an index as the driver's
+// current index. While the driver's indexes differ from the first ones, an index would select
+// another GPU for the container, so units are named by UUID.
 func safeDeviceIDs(gpus []GPU, wanted DeviceIDStrategy, warn *warnings) DeviceIDStrategy {
 	if wanted == ByIndex && slices.ContainsFunc(gpus, func(g GPU) bool { return g.DriverIndex != "" }) {
-		warn.addf("deviceIDStrategy index: units are granted by UUID while the driver does not list all GPUs under their first indexes; " +
-			"a container that was granted an index before may get another GPU when it restarts")
+		warn.addf(
+			"deviceIDStrategy index: units are granted by UUID while the driver does not list all GPUs under their " +
+				"first indexes; " +
+				"a container that was granted an index before may get another GPU when it restarts")
 		return ByUUID
 	}
 	return wanted
 }
 
-// Renumbering says which GPUs the driver has under other indexes now; "" for none.
+// Renumbering describes which GPUs have other driver indexes now; "" for none.
 func Renumbering(gpus []GPU) string {
 	var moved []string
 	for _, g := range gpus {
@@ -88,7 +94,8 @@ func Renumbering(gpus []GPU) string {
 	return "the driver has renumbered the GPUs, Virgate has not: " + strings.Join(moved, ", ")
 }
 
-// ordered returns a deep enough copy of the GPUs, sorted by index, as their partitions.
+// ordered returns a copy of the GPUs, deep enough to modify, with GPUs and their partitions sorted
+// by index.
 func ordered(gpus []GPU) []GPU {
 	gpus = slices.SortedFunc(slices.Values(gpus), func(a, b GPU) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
@@ -112,7 +119,7 @@ func healthByUnit(gpus []GPU) map[string]Health {
 	return byUnit
 }
 
-// warnings collects what a plan has to say besides its resources: its Warnings, Unmatched and LeftOut.
+// warnings collects a plan's Warnings, Unmatched and LeftOut.
 type warnings struct {
 	all, unmatched []string
 	leftOut        []LeftOut
@@ -122,15 +129,15 @@ func (w *warnings) addf(format string, args ...any) {
 	w.all = append(w.all, fmt.Sprintf(format, args...))
 }
 
-// unmatchedf is addf for what a profile names in vain.
+// unmatchedf is addf for names in the profile that match nothing.
 func (w *warnings) unmatchedf(format string, args ...any) {
 	w.unmatched = append(w.unmatched, fmt.Sprintf(format, args...))
 }
 
-// warningsShown is how much of what a profile names in vain is listed: it may be thousands.
+// warningsShown limits how many of the unmatched names are listed; there may be thousands.
 const warningsShown = 100
 
-// first returns so many of the texts and how many more there are.
+// first returns the first texts and, if there are more, a text with their number.
 func first(texts []string, shown int) []string {
 	if more := len(texts) - shown; more > 0 {
 		return append(slices.Clip(texts[:shown]), fmt.Sprintf("and %d more that match nothing on this node", more))
@@ -143,8 +150,9 @@ func sorted(texts []string) []string {
 	return slices.Compact(texts)
 }
 
-// reportPatterns warns of the patterns of names that match nothing on the node. A node without
-// GPUs, or without partitions, says nothing about them.
+// reportPatterns warns about name patterns that match nothing on the node. It is silent about model
+// patterns on a node without GPUs, and about MIG patterns without partitions or with another MIG
+// strategy than mixed.
 func reportPatterns(gpus []GPU, p Profile, warn *warnings) {
 	var models, profiles []string
 	for _, gpu := range gpus {
@@ -158,8 +166,10 @@ func reportPatterns(gpus []GPU, p Profile, warn *warnings) {
 	report := func(path string, rules []NamingRule, match func(Pattern, string) bool, what string, there []string) {
 		there = sorted(there)
 		for i, rule := range rules {
-			if len(there) > 0 && !slices.ContainsFunc(there, func(name string) bool { return match(rule.Pattern, name) }) {
-				warn.unmatchedf("%s[%d].pattern: %q matches no %s of this node, which has %s; case matters", path, i, rule.Pattern, what, quotedList(there))
+			if len(there) > 0 && !slices.ContainsFunc(there,
+				func(name string) bool { return match(rule.Pattern, name) }) {
+				warn.unmatchedf("%s[%d].pattern: %q matches no %s of this node, which has %s; case matters", path, i,
+					rule.Pattern, what, quotedList(there))
 			}
 		}
 	}
@@ -175,11 +185,12 @@ func quotedList(texts []string) string {
 	return strings.Join(quoted, ", ")
 }
 
-// exclude returns the GPUs without what the selectors name. A GPU whose partitions are all
-// named is dropped as if it were named itself, so that no warning speaks of it.
+// exclude returns the GPUs without those that the selectors name, and without named partitions. A
+// GPU whose partitions are all named is dropped as if it were named itself, so no later warning
+// mentions it.
 func exclude(gpus []GPU, selectors []Selector, warn *warnings) []GPU {
 	matched := make([]bool, len(selectors))
-	// named tries every selector: a second one for the same GPU has matched something too.
+	// named tries every selector, because a second selector for the same GPU matches something too.
 	named := func(matches func(Selector) bool) bool {
 		found := false
 		for i, selector := range selectors {
@@ -215,13 +226,13 @@ type candidate struct {
 	gpu *GPU
 	// partition is nil for a whole GPU.
 	partition *Partition
-	// name is the resource's, before an entry of Profile.TimeSlicing renames it.
+	// name is the resource's name before an entry of Profile.TimeSlicing renames it.
 	name string
-	// entry is the index in Profile.TimeSlicing of the unit's entry; exclusive if none.
+	// entry is the index of the unit's entry in Profile.TimeSlicing, or exclusive for none.
 	entry int
 }
 
-// exclusive is the entry of a unit that a container has alone.
+// exclusive is the entry of a unit that one container has alone.
 const exclusive = -1
 
 func (c candidate) matches(s Selector) bool {
@@ -231,12 +242,12 @@ func (c candidate) matches(s Selector) bool {
 	return s.MatchPartition(*c.gpu, *c.partition)
 }
 
-// offer returns the units that the MIG strategy leaves, by GPU and partition.
+// offer returns the units that the MIG strategy offers, by GPU and partition.
 func offer(gpus []GPU, strategy MIGStrategy, warn *warnings) []candidate {
 	var (
 		units []candidate
-		// With strategy "single" there must be one kind of hardware behind the name,
-		// so one GPU with MIG rules out whole GPUs, even while it has no partitions:
+		// With strategy "single" there must be one kind of hardware behind the name, so one GPU
+		// with MIG rules out whole GPUs. This holds even while that GPU has no partitions, because
 		// it may be about to get some.
 		onlyPartitions = strategy == MIGSingle && slices.ContainsFunc(gpus, func(g GPU) bool { return g.MIG })
 		kind           = mostCommonProfile(gpus)
@@ -252,7 +263,9 @@ func offer(gpus []GPU, strategy MIGStrategy, warn *warnings) []candidate {
 				describe(gpu), strategy)
 		case !gpu.MIG:
 			if gpu.Denied {
-				warn.addf("%s: the driver does not let this program read it: it is offered as it was, and its faults are not seen", describe(gpu))
+				warn.addf(
+					"%s: the driver does not let this program read it: it is offered as it was, and its faults are "+
+						"not seen", describe(gpu))
 			}
 			units = append(units, candidate{gpu: gpu, entry: exclusive})
 		case strategy != MIGSingle && strategy != MIGMixed:
@@ -270,8 +283,8 @@ func offer(gpus []GPU, strategy MIGStrategy, warn *warnings) []candidate {
 	return units
 }
 
-// partitions returns the GPU's partitions, or those of one kind with a warning about the
-// others. One whose profile is unknown cannot be offered: its resource has no name.
+// partitions returns the GPU's partitions, or only those of one kind with a warning about the
+// others. A partition with an unknown profile cannot be offered, because its resource has no name.
 func partitions(gpu *GPU, oneKind bool, kind mig.Profile, warn *warnings) []candidate {
 	var units []candidate
 	others := make(map[mig.Profile]int)
@@ -284,7 +297,11 @@ func partitions(gpu *GPU, oneKind bool, kind mig.Profile, warn *warnings) []cand
 		case oneKind && partition.Profile != kind:
 			others[partition.Profile]++
 		default:
-			units = append(units, candidate{gpu: gpu, partition: partition, entry: exclusive})
+			units = append(units, candidate{
+				gpu:       gpu,
+				partition: partition,
+				entry:     exclusive,
+			})
 		}
 	}
 	for profile, count := range others {
@@ -294,13 +311,14 @@ func partitions(gpu *GPU, oneKind bool, kind mig.Profile, warn *warnings) []cand
 	return units
 }
 
-// NoMIGRight is what the program lacks where the driver answers NO_PERMISSION about a GPU
-// with MIG, as in a warning of a plan.
-const NoMIGRight = "the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all, or a privileged container: the chart's mig.monitor"
+// NoMIGRight names the missing right if the driver answers NO_PERMISSION about a GPU with MIG, for
+// warnings of a plan.
+const NoMIGRight = "the container lacks the right to monitor MIG, which takes the capability SYS_ADMIN and " +
+	"NVIDIA_MIG_MONITOR_DEVICES=all, or a privileged container: the chart's mig.monitor"
 
-// mostCommonProfile returns the MIG profile with the most partitions, the smaller
-// of two that have as many; the zero profile when there are no partitions.
-// Unhealthy partitions count too: a fault must not change what a node advertises.
+// mostCommonProfile returns the MIG profile with the most partitions; of two with as many, the
+// smaller one; without partitions, the zero profile. Unhealthy partitions count too, because a
+// fault must not change what a node advertises.
 func mostCommonProfile(gpus []GPU) mig.Profile {
 	counts := make(map[mig.Profile]int)
 	for _, gpu := range gpus {
@@ -322,17 +340,21 @@ func mostCommonProfile(gpus []GPU) mig.Profile {
 
 func describe(g *GPU) string { return fmt.Sprintf("GPU %d (%s)", g.Index, g.UUID) }
 
-// defaultDomain is that of resources that no rule names, as in NVIDIA's internal/rm/rm.go.
+// defaultDomain is the domain of resources that no rule names, as in NVIDIA's internal/rm/rm.go.
 const defaultDomain = "nvidia.com/"
 
-// nameUnits gives each unit the name of its resource. With MIG strategy single a
-// partition has the name that its GPU would have.
+// nameUnits sets the resource name of each unit. With MIG strategy single, a partition has the name
+// that its GPU would have.
 func nameUnits(units []candidate, p Profile) {
 	for i, u := range units {
-		kind, rules, name := u.gpu.Model, p.GPUNames, defaultDomain+"gpu"
+		kind := u.gpu.Model
+		rules := p.GPUNames
+		name := defaultDomain + "gpu"
 		match := Pattern.Match
 		if u.partition != nil && p.MIGStrategy != MIGSingle {
-			kind, rules, match = u.partition.Profile.String(), p.MIGNames, Pattern.MatchWhole
+			kind = u.partition.Profile.String()
+			rules = p.MIGNames
+			match = Pattern.MatchWhole
 			name = defaultDomain + u.partition.Profile.ResourceName()
 		}
 		if first := slices.IndexFunc(rules, func(r NamingRule) bool { return match(r.Pattern, kind) }); first >= 0 {
@@ -342,8 +364,8 @@ func nameUnits(units []candidate, p Profile) {
 	}
 }
 
-// assignEntries gives each unit to the first entry that selects it, in
-// the order of the document, and warns about what an entry asks for and does not get.
+// assignEntries assigns each unit to the first entry that selects it, in the order of the document.
+// It warns if an entry does not get the units that it asks for.
 func assignEntries(units []candidate, entries []ReplicatedResource, warn *warnings) {
 	for i, entry := range entries {
 		var all, free []*candidate
@@ -367,7 +389,8 @@ func assignEntries(units []candidate, entries []ReplicatedResource, warn *warnin
 				parts = parts || unit.partition != nil
 			}
 			if parts && entry.Driver != (DriverSettings{}) {
-				warn.addf("%s: timeSlice and computeMode are for whole GPUs: partitions of %s have neither", entry.Path, entry.Resource)
+				warn.addf("%s: timeSlice and computeMode are for whole GPUs: partitions of %s have neither", entry.Path,
+					entry.Resource)
 			}
 		}
 	}
@@ -409,8 +432,9 @@ func (e ReplicatedResource) chooseListed(all, free []*candidate, warn *warnings)
 	return chosen
 }
 
-// resources gathers the units under their final names, by name, without their devices. Units of
-// several entries may have one name: their resource then has the policy of the document's first entry.
+// resources groups the units under their final names, sorted by name, without their devices. If
+// units of several entries have one name, the resource has the policy of the document's first
+// entry.
 func resources(units []candidate, p Profile, warn *warnings) []Resource {
 	members := make(map[string][]candidate)
 	for _, unit := range units {
@@ -423,9 +447,13 @@ func resources(units []candidate, p Profile, warn *warnings) []Resource {
 
 	var all []Resource
 	for _, name := range slices.Sorted(maps.Keys(members)) {
-		resource := Resource{Name: name, FailRequestsGreaterThanOne: p.FailRequestsGreaterThanOne, DeviceIDs: p.DeviceIDs}
+		resource := Resource{
+			Name:                       name,
+			FailRequestsGreaterThanOne: p.FailRequestsGreaterThanOne,
+			DeviceIDs:                  p.DeviceIDs,
+		}
 		resource.Policy, resource.SpreadStrict = policyOf(name, members[name], p, warn)
-		// Only now, because a GPU that is gone must change nothing for the others.
+		// Only now: a GPU that is gone must not change anything for the others.
 		there := slices.DeleteFunc(members[name], func(u candidate) bool { return u.gpu.DriverIndex == NotListed })
 		if len(there) == 0 {
 			continue
@@ -436,14 +464,17 @@ func resources(units []candidate, p Profile, warn *warnings) []Resource {
 	return all
 }
 
-// policyOf returns how a resource's devices are chosen, and warns about other entries.
+// policyOf returns how a resource's devices are chosen, and warns about entries with another
+// policy.
 func policyOf(name string, units []candidate, p Profile, warn *warnings) (policy AllocationPolicy, strict bool) {
 	first := -1
 	for i, entry := range p.TimeSlicing {
 		switch {
 		case !slices.ContainsFunc(units, func(c candidate) bool { return c.entry == i }):
 		case first < 0:
-			first, policy, strict = i, entry.Policy, entry.SpreadStrict
+			first = i
+			policy = entry.Policy
+			strict = entry.SpreadStrict
 		case entry.Policy != policy || entry.SpreadStrict != strict:
 			warn.addf("%s: the policy of %s is that of %s", entry.Path, name, p.TimeSlicing[first].Path)
 		}
@@ -460,10 +491,21 @@ func (c candidate) unit(entries []ReplicatedResource) Unit {
 		entry = entries[c.entry]
 	}
 	u := Unit{
-		ID: c.gpu.UUID, GPU: c.gpu.UUID, Index: strconv.Itoa(c.gpu.Index), Minor: c.gpu.Minor,
-		Model: c.gpu.Model, GI: -1, CI: -1, NUMANode: c.gpu.NUMANode, Links: c.gpu.Links,
-		Health: c.gpu.Health, Replicas: max(1, entry.Replicas), Driver: entry.Driver, Guard: entry.Guard,
-		Memory: c.gpu.Memory, MPS: entry.mps(),
+		ID:       c.gpu.UUID,
+		GPU:      c.gpu.UUID,
+		Index:    strconv.Itoa(c.gpu.Index),
+		Minor:    c.gpu.Minor,
+		Model:    c.gpu.Model,
+		GI:       -1,
+		CI:       -1,
+		NUMANode: c.gpu.NUMANode,
+		Links:    c.gpu.Links,
+		Health:   c.gpu.Health,
+		Replicas: max(1, entry.Replicas),
+		Driver:   entry.Driver,
+		Guard:    entry.Guard,
+		Memory:   c.gpu.Memory,
+		MPS:      entry.mps(),
 	}
 	if part := c.partition; part != nil {
 		u.ID = part.UUID
@@ -478,7 +520,8 @@ func (c candidate) unit(entries []ReplicatedResource) Unit {
 	return u
 }
 
-// devices returns one device of the unit's own ID where it is exclusive, else its replicas.
+// devices returns one device with the unit's own ID for each exclusive unit, and the replicas of
+// the others.
 func devices(units []Unit) []Device {
 	count := 0
 	for _, unit := range units {
@@ -486,7 +529,12 @@ func devices(units []Unit) []Device {
 	}
 	all := make([]Device, 0, count)
 	for _, unit := range units {
-		device := Device{ID: unit.ID, Unit: unit.ID, Healthy: unit.Health.Healthy(), NUMANode: unit.NUMANode}
+		device := Device{
+			ID:       unit.ID,
+			Unit:     unit.ID,
+			Healthy:  unit.Health.Healthy(),
+			NUMANode: unit.NUMANode,
+		}
 		if unit.Replicas == 1 {
 			all = append(all, device)
 			continue
@@ -499,17 +547,17 @@ func devices(units []Unit) []Device {
 	return all
 }
 
-// MaxDevices is the largest number of devices of a resource. The kubelet closes the
-// stream of a plugin whose list exceeds 4 MiB, and shows 0 devices from then on. That
-// is gRPC's default for received messages, which kubernetes 1.36.3 leaves as it is
-// (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). MaxDevices makes 3 MiB at
-// 80 bytes a device: the ID "MIG-GPU-<36 characters>/GI/CI::NNNN" of old drivers
-// takes 57 and 4 of framing, "Unhealthy" 11, a NUMA node at most 8.
+// MaxDevices is the largest number of devices of a resource. If a plugin's list exceeds 4 MiB, the
+// kubelet closes the plugin's stream and shows 0 devices from then on. The limit is gRPC's default
+// for received messages, which kubernetes 1.36.3 does not change
+// (pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). MaxDevices limits the list to 3 MiB at
+// 80 bytes per device: the ID "MIG-GPU-<36 characters>/GI/CI::NNNN" of old drivers needs 57 bytes
+// and 4 of framing, "Unhealthy" 11, a NUMA node at most 8.
 const MaxDevices = 3 << 20 / 80
 
-// withinListLimit returns the first units of a resource, as many as one list can hold.
-// A profile that wants more is refused (configs.SelectedProfile.CheckNode), unless it was in
-// force when the node got GPUs or partitions.
+// withinListLimit returns the units of a resource, in order, that fit into one list. A profile that
+// wants more is refused (configs.SelectedProfile.CheckNode), unless it was already in force when
+// the node got more GPUs or partitions.
 func withinListLimit(name string, members []candidate, p Profile, warn *warnings) []Unit {
 	units := make([]Unit, 0, len(members))
 	left := MaxDevices
@@ -526,16 +574,23 @@ func withinListLimit(name string, members []candidate, p Profile, warn *warnings
 	for i, entry := range p.TimeSlicing {
 		if count := without[i]; count > 0 {
 			warn.leftOut = append(warn.leftOut, entry.leftOut(i, name, members, p))
-			warn.addf("%s.replicas: %d of %d units with %d replicas are not offered as %s: the kubelet takes no list beyond 4 MiB, which is %d devices",
+			warn.addf(
+				"%s.replicas: %d of %d units with %d replicas are not offered as %s: the kubelet takes no list "+
+					"beyond 4 MiB, which is %d devices",
 				entry.Path, count, len(members), entry.Replicas, name, MaxDevices)
 		}
 	}
 	return units
 }
 
-// leftOut is about the entry of index i, one of those to which the members belong.
+// leftOut returns the LeftOut of the entry with index i, to which at least one of the members
+// belongs.
 func (e ReplicatedResource) leftOut(i int, name string, members []candidate, p Profile) LeftOut {
-	l := LeftOut{Path: e.Path, Resource: name, Replicas: e.Replicas}
+	l := LeftOut{
+		Path:     e.Path,
+		Resource: name,
+		Replicas: e.Replicas,
+	}
 	others := 0
 	for _, member := range members {
 		if member.entry == i {

@@ -6,12 +6,12 @@ import (
 	"slices"
 )
 
-// DeviceSet is a resource's devices as the kubelet has them, to choose among them. It
-// never changes, so any number of goroutines may use it.
+// DeviceSet chooses among a resource's devices as the kubelet has them. It never changes, so any
+// number of goroutines may use it.
 type DeviceSet struct {
 	policy AllocationPolicy
-	// ids and healthy are of the devices in the list, of which there may be thousands;
-	// position is the place of each ID.
+	// ids and healthy describe the listed devices, of which there may be thousands. position is the
+	// position of each ID in the list.
 	ids      []string
 	healthy  []bool
 	position map[string]int
@@ -19,13 +19,13 @@ type DeviceSet struct {
 	// the units; groupOf is the group of each device.
 	groups  []unitGroup
 	groupOf []int
-	// gpuUnits are the groups of each GPU, GPUs in the order of first units.
+	// gpuUnits are the groups of each GPU; GPUs are in the order of their first units.
 	gpuUnits [][]int
-	// topology is of the GPUs that a container can have whole and alone, and wholeGPUs
-	// has the group of each, ascending; both nil when all GPUs are equally near.
+	// topology connects the GPUs that a container can have whole and alone, and wholeGPUs has the
+	// group of each GPU, ascending. Both are nil if all GPUs are equally near.
 	topology  *topology
 	wholeGPUs []int
-	// mps says which groups are shared by MPS; nil for none.
+	// mps has the groups that are shared by MPS; nil for none.
 	mps map[int]bool
 }
 
@@ -40,17 +40,19 @@ type unitGroup struct {
 // noGroup is the group of a repeated ID.
 const noGroup = -1
 
-// NewDeviceSet returns the set of the listed devices, from which Prefer chooses by
-// the policy; an unknown one is Distributed. The list may have more than the plan,
-// such as unhealthy devices that are about to be removed. Of an ID that it repeats,
-// only the first counts.
+// NewDeviceSet returns the set of the listed devices, from which Prefer chooses by the policy; an
+// unknown policy acts as Distributed. The list may have more devices than the plan, such as
+// unhealthy devices that are about to be removed. If it repeats an ID, only the first one counts.
 //
-// The units, in any order, describe the hardware behind the devices. A device whose
-// unit is missing counts as a GPU of its own, without links.
+// The units, in any order, describe the hardware behind the devices. A device whose unit is missing
+// counts as a GPU of its own, without links.
 func NewDeviceSet(devices []Device, units []Unit, policy AllocationPolicy) *DeviceSet {
 	x := &DeviceSet{
-		policy: policy, position: make(map[string]int, len(devices)),
-		ids: make([]string, len(devices)), healthy: make([]bool, len(devices)), groupOf: make([]int, len(devices)),
+		policy:   policy,
+		position: make(map[string]int, len(devices)),
+		ids:      make([]string, len(devices)),
+		healthy:  make([]bool, len(devices)),
+		groupOf:  make([]int, len(devices)),
 	}
 	known := make(map[string]Unit, len(units))
 	for _, unit := range units {
@@ -77,7 +79,9 @@ func NewDeviceSet(devices []Device, units []Unit, policy AllocationPolicy) *Devi
 			x.groups = append(x.groups, unitGroup{gpu: gpu})
 			x.gpuUnits[gpu] = append(x.gpuUnits[gpu], group)
 		}
-		x.ids[at], x.healthy[at], x.groupOf[at] = device.ID, device.Healthy, group
+		x.ids[at] = device.ID
+		x.healthy[at] = device.Healthy
+		x.groupOf[at] = group
 		x.position[device.ID] = at
 		x.groups[group].members = append(x.groups[group].members, at)
 		if ModeOf(device.ID).Shares > 0 {
@@ -91,7 +95,7 @@ func NewDeviceSet(devices []Device, units []Unit, policy AllocationPolicy) *Devi
 	return x
 }
 
-// Index returns the place of the device in the list; false when the list lacks it.
+// Index returns the position of the device in the list; false if the list lacks it.
 func (x *DeviceSet) Index(id string) (at int, ok bool) {
 	at, ok = x.position[id]
 	return at, ok
@@ -107,25 +111,25 @@ func (x *DeviceSet) findWholeGPUs(devices []Device, known map[string]Unit) {
 			whole, groups = append(whole, &unit), append(groups, i)
 		}
 	}
-	if x.topology = newTopology(whole); x.topology != nil {
+	x.topology = newTopology(whole)
+	if x.topology != nil {
 		x.wholeGPUs = groups
 	}
 }
 
-// Prefer returns the devices that a container should get: size IDs, first those
-// of must, then the best of available. This is what the kubelet asks in
-// GetPreferredAllocation. docs/explanation/placement.md has an example of each rule.
+// Prefer returns the devices that a container should get: size IDs, first those of must, then the
+// best of available. The kubelet asks for this in GetPreferredAllocation.
+// docs/explanation/placement.md has an example of each rule.
 //
-// Where every healthy available device is a whole GPU that a container has alone,
-// the policy does not matter: the container gets the GPUs that are connected best
-// to each other and to those of must, by NVLinks, distance on the PCI bus and NUMA
-// nodes. Of equally good sets it gets the one that leaves the best connected GPUs
-// to others. Where no links, or too many GPUs, are known, the order of the list
-// decides.
+// If every healthy available device is a whole GPU that a container has alone, the policy does not
+// matter. The container gets the GPUs that are connected best to each other and to those of must,
+// by NVLinks, distance on the PCI bus and NUMA nodes. Of equally good sets it gets the one that
+// leaves the best connected GPUs to others. If no links are known, or there are too many GPUs, the
+// order of the list decides.
 //
-// Otherwise units are picked by the policy. Healthy devices of the list that are
-// neither available nor in must are in use by pods; unhealthy ones that are not
-// available are in use by nobody. A GPU's use is the sum over its units.
+// Otherwise the policy picks units. Healthy devices of the list that are neither available nor in
+// must are in use by pods; unhealthy devices that are not available are not. A GPU's use is the sum
+// over its units.
 //
 //   - Distributed: the least used unit first, counting the picks made so far
 //   - Packed: the most used GPU first, counting the picks made so far, and of its
@@ -133,16 +137,15 @@ func (x *DeviceSet) findWholeGPUs(devices []Device, known map[string]Unit) {
 //   - Spread: the unit with the fewest picks first, so distinct units while there
 //     are any; then the GPU with the fewest; then the least used
 //
-// Several shares by MPS are always of one unit: the first by the policy that has enough.
+// Several MPS shares are always of one unit: the first by the policy that has enough of them.
 //
-// Ties are broken by fewer picks (more for Packed), then by the least used GPU,
-// fewer unhealthy devices, and the order of the list.
+// Ties are broken by fewer picks (more for Packed), then by the least used GPU, fewer unhealthy
+// devices, and the order of the list.
 //
-// Prefer never fails, and returns as many IDs as it can: the last resort are
-// unhealthy devices, then IDs that the list does not have. With fewer than size
-// IDs to choose from it returns them all; with more than size in must, the first
-// size of these in the order of the list; with none, nil. The order of IDs in
-// available and must, and their repetition, make no difference.
+// Prefer never fails, and returns as many IDs as it can. The last resort are unhealthy devices,
+// then IDs that the list does not have. With fewer than size IDs to choose from it returns all of
+// them; with more than size in must, the first size of these in the order of the list; with no IDs,
+// nil. The order and repetition of IDs in available and must make no difference.
 func (x *DeviceSet) Prefer(available, must []string, size int) []string {
 	if size <= 0 {
 		return nil
@@ -168,8 +171,8 @@ func (c *choice) takeAll(picked []string, of deviceState, size int) []string {
 	return picked
 }
 
-// takeHealthy takes healthy devices: whole GPUs by their links, anything else one
-// by one from the unit that is best at that moment.
+// takeHealthy takes healthy devices: whole GPUs by their links, other devices one by one from the
+// unit that is best at that moment.
 func (c *choice) takeHealthy(picked []string, size int) []string {
 	if c.topology != nil {
 		if free, ok := c.freeWholeGPUs(); ok {
@@ -191,9 +194,9 @@ func (c *choice) takeHealthy(picked []string, size int) []string {
 	return picked
 }
 
-// keepTogether leaves only one unit to pick from if so many devices must be of one unit: that
-// of the container's other devices, or else the first by the policy that has enough. Where none
-// has, what MPS shares is left out.
+// keepTogether leaves only one unit to pick from if this many devices must be of one unit: the unit
+// of the container's other devices, or else the first by the policy that has enough. If no unit has
+// enough, it leaves out the units shared by MPS.
 func (c *choice) keepTogether(wanted int) {
 	chosen := noGroup
 	best := rank{none}
@@ -214,9 +217,9 @@ func (c *choice) keepTogether(wanted int) {
 	}
 }
 
-// freeWholeGPUs returns the places in the topology of the GPUs that are free and
-// healthy, ascending. It is not ok when some free healthy device is not a whole
-// GPU: links say nothing of how much of a shared GPU a container gets.
+// freeWholeGPUs returns the positions in the topology of the free and healthy GPUs, ascending. ok
+// is false if some free healthy device is not a whole GPU, because links do not tell how much of a
+// shared GPU a container gets.
 func (c *choice) freeWholeGPUs() (places []int, ok bool) {
 	for group, unit := range c.units {
 		if unit.left == 0 {
@@ -231,8 +234,8 @@ func (c *choice) freeWholeGPUs() (places []int, ok bool) {
 	return places, true
 }
 
-// takeLinked takes those of the free GPUs that are connected best to each other
-// and to the GPUs that the container already has.
+// takeLinked takes the free GPUs that are connected best to each other and to the GPUs that the
+// container already has.
 func (c *choice) takeLinked(picked []string, places []int, size int) []string {
 	wanted := min(size-len(picked), len(places))
 	var own []int
@@ -254,9 +257,9 @@ func take(picked, ids []string, size int) []string {
 // choice is one call of Prefer.
 type choice struct {
 	*DeviceSet
-	// state is what the caller said of each device of the list.
+	// state is the caller's information about each device of the list.
 	state []deviceState
-	// required and unknown are IDs of must and of available that the list lacks, sorted.
+	// required and unknown are the IDs of must and of available that the list lacks, sorted.
 	required, unknown []string
 	units             []unitState
 	gpus              []use
@@ -276,21 +279,23 @@ type unitState struct {
 	use
 	// left is the number of healthy devices that may still be picked.
 	left int
-	// next is where in members of its unitGroup to look for the next of them.
+	// next is the index in the unitGroup's members from which to search for the next such device.
 	next int
 }
 
 // use is how much of a unit, or of all units of a GPU, is used during one call of Prefer.
 type use struct {
-	// used counts the healthy devices that pods hold, picks those that this container gets.
+	// used counts the healthy devices that pods hold, picks the devices that this container gets.
 	used, picks, unhealthy int
 }
 
-// newChoice records by device and by unit what the caller said.
+// newChoice records the state of each device and unit from available and must.
 func (x *DeviceSet) newChoice(available, must []string) *choice {
 	c := &choice{
-		DeviceSet: x, state: make([]deviceState, len(x.ids)),
-		units: make([]unitState, len(x.groups)), gpus: make([]use, len(x.gpuUnits)),
+		DeviceSet: x,
+		state:     make([]deviceState, len(x.ids)),
+		units:     make([]unitState, len(x.groups)),
+		gpus:      make([]use, len(x.gpuUnits)),
 	}
 	c.unknown = c.mark(available, free)
 	c.required = c.mark(must, required)
@@ -333,7 +338,8 @@ func (c *choice) mark(ids []string, state deviceState) []string {
 // pick takes the unit's next healthy device and returns its position.
 func (c *choice) pick(group int) int {
 	unit, members := &c.units[group], c.groups[group].members
-	unit.next += slices.IndexFunc(members[unit.next:], func(at int) bool { return c.state[at] == free && c.healthy[at] })
+	unit.next += slices.IndexFunc(members[unit.next:],
+		func(at int) bool { return c.state[at] == free && c.healthy[at] })
 	at := members[unit.next]
 	c.state[at] = taken
 	unit.left--
@@ -348,8 +354,8 @@ func (c *choice) count(group int) {
 
 func (c *choice) gpu(group int) *use { return &c.gpus[c.groups[group].gpu] }
 
-// bestUnit returns the unit to pick from next; not found when no healthy device is left.
-// ranks are those of each GPU's best unit; one that is zero is found again.
+// bestUnit returns the unit to pick from next; found is false if no healthy device is left. ranks
+// are the ranks of each GPU's best unit; a zero rank is computed again.
 func (c *choice) bestUnit(ranks []rank) (group int, found bool) {
 	lowest := &rank{none}
 	for gpu := range ranks {
@@ -369,8 +375,9 @@ func (c *choice) bestUnit(ranks []rank) (group int, found bool) {
 	return lowest[byPlace] - 1, lowest[0] != none
 }
 
-// rank is what units are compared by, from left to right; the lower one is picked from. The
-// last element is the unit's place in groups, from 1. none is the first where there is no unit.
+// rank compares units, element by element from the left; Prefer picks from the unit with the lower
+// rank. The last element is the unit's position in groups, from 1. If there is no unit, the first
+// element is none.
 type rank [byPlace + 1]int
 
 const byPlace, none = 7, math.MaxInt
@@ -384,14 +391,16 @@ func (r *rank) less(other *rank) bool {
 	return false
 }
 
-// rank is the policy. Of units that it does not distinguish, the first is picked from.
+// rank implements the policy. Of units that the policy does not distinguish, the first wins.
 func (c *choice) rank(group int) rank {
 	unit, gpu := &c.units[group], c.gpu(group)
 	load, gpuLoad := unit.used+unit.picks, gpu.used+gpu.picks
 	switch c.policy {
 	case Packed:
 		// All units of one GPU come before those of the next.
-		return rank{-gpuLoad, -gpu.picks, gpu.unhealthy, c.groups[group].gpu, -load, -unit.picks, unit.unhealthy, group + 1}
+		return rank{
+			-gpuLoad, -gpu.picks, gpu.unhealthy, c.groups[group].gpu, -load, -unit.picks, unit.unhealthy, group + 1,
+		}
 	case Spread:
 		return rank{unit.picks, gpu.picks, load, gpuLoad, unit.unhealthy, byPlace: group + 1}
 	default:

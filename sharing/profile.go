@@ -7,70 +7,73 @@ import (
 	"time"
 )
 
-// Profile is the configuration in force on a node, validated and complete: no field stands
-// for a default that is defined elsewhere. Package configs makes profiles from documents.
+// Profile is the configuration in force on a node, validated and complete: no field relies on a
+// default that is defined elsewhere. Package configs makes profiles from documents.
 type Profile struct {
-	// MIGStrategy says how GPUs with MIG enabled are offered.
+	// MIGStrategy is how GPUs with MIG enabled are offered.
 	MIGStrategy MIGStrategy
-	// GPUNames name whole GPUs by model; the first match wins. Package configs adds
-	// {"*", "nvidia.com/gpu"} as the last entry.
+	// GPUNames gives names to whole GPUs by model; the first match wins. Package configs adds {"*",
+	// "nvidia.com/gpu"} as the last entry.
 	GPUNames []NamingRule
-	// MIGNames name partitions by MIG profile; the first match wins. What
-	// matches none is called "nvidia.com/" + mig.Profile.ResourceName().
+	// MIGNames gives names to partitions by MIG profile; the first match wins. Without a match, the
+	// name is "nvidia.com/" + mig.Profile.ResourceName().
 	MIGNames []NamingRule
 	// Exclude selects GPUs and partitions that are never offered.
 	Exclude []Selector
-	// TimeSlicing has the entries of both sections, timeSlicing and mps, in the order of the document. A unit
-	// belongs to the first entry that selects it; a unit of none is exclusive.
+	// TimeSlicing has the entries of both sections, timeSlicing and mps, in the order of the
+	// document. A unit belongs to the first entry that selects it; a unit without an entry is
+	// exclusive.
 	TimeSlicing []ReplicatedResource
-	// FailRequestsGreaterThanOne refuses requests for more than one device if one is time-sliced.
+	// FailRequestsGreaterThanOne refuses requests for more than one device if any of them is
+	// time-sliced.
 	FailRequestsGreaterThanOne bool
-	// Policy is how devices are chosen where no time-slicing entry says otherwise.
+	// Policy is how devices are chosen unless a time-slicing entry sets another policy.
 	Policy AllocationPolicy
-	// DeviceIDs says by what a grant names units.
+	// DeviceIDs is how a grant names units.
 	DeviceIDs DeviceIDStrategy
-	// Grants says what a container receives for its devices.
+	// Grants is what a container receives for its devices.
 	Grants Grants
-	// Health says what takes a unit out of use, and for how long.
+	// Health decides what takes a unit out of use, and for how long.
 	Health HealthRules
-	// MIG says which partitions Virgate makes of the GPUs.
+	// MIG is which partitions Virgate makes of the GPUs.
 	MIG MIGConfig
-	// RetireAfter says how long held devices that this profile does not want stay Healthy.
+	// RetireAfter is how long held devices that this profile no longer wants stay Healthy.
 	RetireAfter RetireAfter
-	// DRA says what is offered by Dynamic Resource Allocation.
+	// DRA is what is offered by Dynamic Resource Allocation.
 	DRA DRAConfig
 }
 
-// DRAConfig says which resources are offered by Dynamic Resource Allocation and not by the
-// device plugin; the zero one has none.
+// DRAConfig selects the resources that are offered by Dynamic Resource Allocation instead of the
+// device plugin; the zero value selects none.
 type DRAConfig struct {
-	// All says that every resource is; else those are that Resources names as they are offered.
+	// All selects every resource. Otherwise Resources has the names of the selected resources, as
+	// they are offered.
 	All       bool
 	Resources []string
-	// DynamicMIG has partitions made when a claim has been given them, on the GPUs for which
-	// no MIG layout is asked.
+	// DynamicMIG makes a partition once it has been allocated to a claim, on GPUs for which no MIG
+	// layout is set.
 	DynamicMIG bool
 }
 
-// Offers says whether the resource is offered by Dynamic Resource Allocation.
+// Offers reports whether the resource is offered by Dynamic Resource Allocation.
 func (d DRAConfig) Offers(resource string) bool {
 	return d.All || slices.Contains(d.Resources, resource)
 }
 
-// RetireAfter says how long a device that a pod holds stays Healthy when the profile
-// does not want it any more. While it is Healthy, its pod is not affected, but the next
-// waiting pod gets it as soon as it is free.
+// RetireAfter is how long a device that a pod holds stays Healthy when the profile no longer wants
+// it. While it is Healthy, its pod is not affected, but the next waiting pod gets it as soon as it
+// is free.
 type RetireAfter struct {
-	// Shrink is for devices of a unit that has fewer replicas than before. Without
-	// ShrinkSet, the program's own setting counts.
+	// Shrink is for devices of a unit that has fewer replicas than before. Without ShrinkSet, the
+	// program's own setting applies.
 	Shrink    time.Duration
 	ShrinkSet bool
-	// Switch is for units that get another name, become shared or exclusive, are
-	// excluded or are partitioned: they change when their last holder is gone.
+	// Switch is for units that get another name, become shared or exclusive, are excluded or are
+	// partitioned. They change when their last holder is gone.
 	Switch time.Duration
 }
 
-// NamingRule gives the resource name for what matches Pattern.
+// NamingRule is the resource name for models or MIG profiles that match Pattern.
 type NamingRule struct {
 	Pattern Pattern
 	// Name is a fully qualified resource name, for example "nvidia.com/gpu".
@@ -89,12 +92,12 @@ type ReplicatedResource struct {
 	Replicas int
 	// Rename is the name under which the units are offered; empty keeps Resource.
 	Rename string
-	// Policy is how devices of the resource are chosen.
+	// Policy is how the resource's devices are chosen.
 	Policy AllocationPolicy
 	// SpreadStrict refuses a request that would put two devices of one
 	// container on one unit. Only with policy Spread.
 	SpreadStrict bool
-	// Driver are settings of the driver for whole GPUs.
+	// Driver is the driver's settings for whole GPUs.
 	Driver DriverSettings
 	// Guard limits the memory of each container.
 	Guard MemoryGuard
@@ -102,18 +105,19 @@ type ReplicatedResource struct {
 	MPS, SeveralShares bool
 }
 
-// DriverSettings are what the driver is told of a whole GPU. Empty ones are left as they are.
+// DriverSettings are driver settings for a whole GPU. Empty ones are left unchanged.
 type DriverSettings struct {
-	// TimeSlice is how long a process of a shared GPU computes before another one may.
+	// TimeSlice is how long a process of a shared GPU computes before another process may.
 	TimeSlice TimeSlice
-	// ComputeMode says how many processes may compute on the GPU.
+	// ComputeMode is how many processes may compute on the GPU.
 	ComputeMode ComputeMode
 }
 
-// TimeSlice is a length of time that NVIDIA does not publish, by the names of its DRA driver.
+// TimeSlice is a length of time, by the names of NVIDIA's DRA driver. NVIDIA does not publish the
+// lengths.
 type TimeSlice string
 
-// The lengths, each longer than the one before but for the first, which is the driver's choice.
+// The time-slices from short to long, after the driver's default.
 const (
 	DefaultTimeSlice TimeSlice = "default"
 	ShortTimeSlice   TimeSlice = "short"
@@ -121,7 +125,7 @@ const (
 	LongTimeSlice    TimeSlice = "long"
 )
 
-// TimeSlices are all lengths, each at the number that nvidia-smi has for it.
+// TimeSlices returns all time-slices; the index of each is nvidia-smi's number for it.
 func TimeSlices() []TimeSlice {
 	return []TimeSlice{DefaultTimeSlice, ShortTimeSlice, MediumTimeSlice, LongTimeSlice}
 }
@@ -134,33 +138,33 @@ const (
 	DefaultComputeMode ComputeMode = "default"
 	// ExclusiveProcess lets one process compute. All others are refused.
 	ExclusiveProcess ComputeMode = "exclusive-process"
-	// ProhibitedCompute lets none. No profile asks for it.
+	// ProhibitedCompute lets no process compute. No profile asks for it.
 	ProhibitedCompute ComputeMode = "prohibited"
 )
 
-// Selection is all units, the first Count by GPU and partition index, or
-// those that match a selector of List. At most one of Count and List is set.
+// Selection is all units, the first Count units by GPU and partition index, or the units that match
+// a selector of List. At most one of Count and List is set.
 type Selection struct {
 	Count int
 	List  []Selector
 }
 
-// All says whether the selection takes every unit.
+// All reports whether the selection takes every unit.
 func (s Selection) All() bool { return s.Count == 0 && s.List == nil }
 
-// MIGStrategy says how GPUs with MIG enabled are offered, by NVIDIA's names.
+// MIGStrategy is how GPUs with MIG enabled are offered, by NVIDIA's names.
 type MIGStrategy string
 
 const (
-	// MIGNone offers no GPU with MIG enabled, as it cannot run work as a whole.
+	// MIGNone does not offer GPUs with MIG enabled, because they cannot run work as a whole.
 	MIGNone MIGStrategy = "none"
-	// MIGSingle offers the partitions of the most numerous MIG profile as if whole GPUs.
+	// MIGSingle offers the partitions of the most common MIG profile as if they were whole GPUs.
 	MIGSingle MIGStrategy = "single"
 	// MIGMixed offers each MIG profile under its own resource name.
 	MIGMixed MIGStrategy = "mixed"
 )
 
-// AllocationPolicy says which devices a container gets when there is a choice.
+// AllocationPolicy is which devices a container gets when there is a choice.
 type AllocationPolicy string
 
 const (
@@ -168,35 +172,36 @@ const (
 	Distributed AllocationPolicy = "distributed"
 	// Packed takes the most used unit first.
 	Packed AllocationPolicy = "packed"
-	// Spread takes distinct units for one container as long as there are any.
+	// Spread takes distinct units for one container while there are any.
 	Spread AllocationPolicy = "spread"
 )
 
-// AllocationPolicies are all policies, the default first.
+// AllocationPolicies returns all policies, the default first.
 func AllocationPolicies() []AllocationPolicy {
 	return []AllocationPolicy{Distributed, Packed, Spread}
 }
 
-// DeviceIDStrategy says by what a grant names units.
+// DeviceIDStrategy is how a grant names units.
 type DeviceIDStrategy string
 
 const (
 	// ByUUID names units by UUID.
 	ByUUID DeviceIDStrategy = "uuid"
-	// ByIndex names whole GPUs by index and partitions by "g:i", while each has the driver's.
+	// ByIndex names whole GPUs by index and partitions by "g:i", while all indexes are the
+	// driver's.
 	ByIndex DeviceIDStrategy = "index"
 )
 
-// Pattern is a text in which each '*' stands for any characters, also for none.
-// Everything else stands for itself; case matters.
+// Pattern is a text in which each '*' stands for any characters, including none. Everything else
+// stands for itself; case matters.
 //
-// For product names a pattern is not anchored: "A100" matches "NVIDIA A100-SXM4-40GB". NVIDIA's device
-// plugin reads those of its resources section so (api/config/v1/resources.go), and a
-// profile written for it must name the same GPUs here. So a '*' at either end changes
-// nothing, and the empty pattern matches everything. For MIG profiles MatchWhole is used.
+// For product names a pattern is not anchored: "A100" matches "NVIDIA A100-SXM4-40GB". NVIDIA's
+// device plugin reads the patterns of its resources section this way (api/config/v1/resources.go),
+// and a profile written for it must name the same GPUs here. So a '*' at either end changes
+// nothing, and the empty pattern matches everything. For MIG profiles, MatchWhole is used.
 type Pattern string
 
-// Match says whether s contains the pattern, in time proportional to len(s) + len(p).
+// Match reports whether s contains the pattern, in time proportional to len(s) + len(p).
 func (p Pattern) Match(s string) bool {
 	// The leftmost match of each literal leaves the most room for the rest, so
 	// backtracking is never needed.
@@ -210,8 +215,8 @@ func (p Pattern) Match(s string) bool {
 	return true
 }
 
-// MatchWhole says whether the whole of s is what the pattern stands for: 1g.24gb is not
-// 1g.24gb-me, which is another profile.
+// MatchWhole reports whether the pattern matches the whole of s: 1g.24gb does not match 1g.24gb-me,
+// which is another profile.
 func (p Pattern) MatchWhole(s string) bool {
 	first, rest, star := strings.Cut(string(p), "*")
 	if !star {
@@ -223,28 +228,28 @@ func (p Pattern) MatchWhole(s string) bool {
 	return begins && ends && Pattern(rest[:max(last, 0)]).Match(s)
 }
 
-// Grants says what a container receives for its devices.
+// Grants is what a container receives for its devices.
 type Grants struct {
-	// Strategies are the ways in which a container learns its devices, in the order of
-	// the document, each once; none means Envvar.
+	// Strategies are the ways in which a container learns its devices, in the order of the
+	// document, each once; none means Envvar.
 	Strategies []DeviceListStrategy
-	// DeviceNodes grants the units' device nodes too (passDeviceSpecs). With OnlyCDI
-	// it has no effect, as CDI entries include them.
+	// DeviceNodes also grants the units' device nodes (passDeviceSpecs). With OnlyCDI it has no
+	// effect, because CDI entries include them.
 	DeviceNodes bool
-	// GDRCopy, GDS and MOFED ask for GDRCopy, GPUDirect Storage and Mellanox's network stack.
+	// GDRCopy, GDS and MOFED enable GDRCopy, GPUDirect Storage and Mellanox's network stack.
 	GDRCopy, GDS, MOFED bool
-	// IMEXChannels are the numbers of the IMEX channels that every container is given, as far as
-	// the node has them. With IMEXRequired nothing is granted while it lacks one.
+	// IMEXChannels are the numbers of the IMEX channels that every container gets, if the node has
+	// them. With IMEXRequired, a grant fails while the node lacks one of them.
 	IMEXChannels []string
 	IMEXRequired bool
 	// AnnotationPrefix begins the key of a CDI annotation: "cdi.k8s.io/".
 	AnnotationPrefix string
-	// DriverHostPath is the host's directory of the driver for DriverMounts,
-	// DriverContainerPath where it is mounted in the container.
+	// DriverHostPath is the driver's directory on the host for DriverMounts; DriverContainerPath is
+	// its mount point in the container.
 	DriverHostPath, DriverContainerPath string
-	// MPSRoot is the host's directory of the MPS daemons' files.
+	// MPSRoot is the host directory with the files of the MPS daemons.
 	MPSRoot string
-	// Claims says that claims are served too, which always takes CDI entries.
+	// Claims is true if claims are served too, which always requires CDI entries.
 	Claims bool
 }
 
@@ -253,37 +258,37 @@ type Grants struct {
 type DeviceListStrategy string
 
 const (
-	// Envvar names the devices in NVIDIA_VISIBLE_DEVICES, for NVIDIA's runtime.
+	// Envvar lists the devices in NVIDIA_VISIBLE_DEVICES, for NVIDIA's runtime.
 	Envvar DeviceListStrategy = "envvar"
-	// VolumeMounts names them by mounts below /var/run/nvidia-container-devices, for
-	// the same runtime. Unlike a variable, a pod cannot set them itself.
+	// VolumeMounts lists them as mounts below /var/run/nvidia-container-devices, for the same
+	// runtime. Unlike the variable, a pod cannot set these mounts itself.
 	VolumeMounts DeviceListStrategy = "volume-mounts"
-	// CDIAnnotations names their CDI entries in an annotation.
+	// CDIAnnotations lists their CDI entries in an annotation.
 	CDIAnnotations DeviceListStrategy = "cdi-annotations"
-	// CDICRI names their CDI entries in the kubelet's request to the runtime.
+	// CDICRI lists their CDI entries in the kubelet's request to the runtime.
 	CDICRI DeviceListStrategy = "cdi-cri"
-	// DriverMounts mounts the driver and the device nodes, without help from the
-	// runtime. It is what GKE's plugin does; the name is Virgate's.
+	// DriverMounts mounts the driver and the device nodes, without help from the runtime. GKE's
+	// plugin works like this; the name is Virgate's.
 	DriverMounts DeviceListStrategy = "driver-mounts"
 )
 
-// Uses says that the strategy is one of those in force.
+// Uses reports whether the strategy is in force.
 func (g Grants) Uses(s DeviceListStrategy) bool {
 	return slices.Contains(g.Strategies, s) || s == Envvar && len(g.Strategies) == 0
 }
 
-// CDI says whether a strategy needs CDI entries.
+// CDI reports whether a strategy needs CDI entries.
 func (g Grants) CDI() bool { return g.Uses(CDIAnnotations) || g.Uses(CDICRI) }
 
-// OnlyCDI says whether all strategies need CDI entries.
+// OnlyCDI reports whether all strategies need CDI entries.
 func (g Grants) OnlyCDI() bool {
 	return g.CDI() && !g.Uses(Envvar) && !g.Uses(VolumeMounts) && !g.Uses(DriverMounts)
 }
 
-// Nodes says whether containers receive device nodes.
+// Nodes reports whether containers receive device nodes.
 func (g Grants) Nodes() bool { return g.DeviceNodes && !g.OnlyCDI() || g.Uses(DriverMounts) }
 
-// Extras are the CDI classes of GDRCopy, GDS and MOFED as far as on, in NVIDIA's order.
+// Extras returns the CDI classes of GDRCopy, GDS and MOFED that are enabled, in NVIDIA's order.
 func (g Grants) Extras() []string {
 	var extras []string
 	for _, extra := range []struct {
@@ -297,15 +302,16 @@ func (g Grants) Extras() []string {
 	return extras
 }
 
-// Conflicts returns a hint if two of the resources would conflict in one container, else none:
-// of two values of one variable, the kubelet takes either one at random at each start of the
-// container. It is no warning of the plan, because most nodes with two names have no such
-// container.
+// Conflicts returns a hint if two of the resources would conflict in one container, else none. Of
+// two values for one variable, the kubelet picks one at random at each start of the container. The
+// plan does not warn about it, because most nodes with two resource names have no such container.
 func (g Grants) Conflicts(resources []Resource) []string {
 	alone := slices.Contains(g.Strategies, Envvar) && !g.Uses(VolumeMounts) && !g.CDI() && !g.Uses(DriverMounts)
 	if !alone || len(resources) < 2 {
 		return nil
 	}
-	return []string{fmt.Sprintf("deviceListStrategy %s: a container that asks for two resources of this node sees the devices of one of them, another one at every start; %s and %s have no such limit",
+	return []string{fmt.Sprintf(
+		"deviceListStrategy %s: a container that asks for two resources of this node sees the devices of one of "+
+			"them, another one at every start; %s and %s have no such limit",
 		Envvar, VolumeMounts, CDICRI)}
 }

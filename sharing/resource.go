@@ -10,54 +10,55 @@ import (
 
 // Plan is what a node should advertise.
 type Plan struct {
-	// Resources by name. None is without devices.
+	// Resources are sorted by name. Each has at least one device.
 	Resources []Resource
-	// Warnings name what the profile asks for in vain and what cannot be offered. Sorted.
+	// Warnings name, sorted, what the profile asks for without effect and what cannot be offered.
 	Warnings []string
-	// Unmatched are those of Warnings that are as it should be where one profile serves unlike
-	// nodes: they name what the profile speaks of and this node does not have.
+	// Unmatched are the Warnings about names in the profile that match nothing on this node. They
+	// are normal where one profile serves different kinds of nodes.
 	Unmatched []string
-	// LeftOut are the entries of the profile whose units do not all fit into one list.
+	// LeftOut are the profile's entries whose units do not all fit into one list.
 	LeftOut []LeftOut
-	// Health has every unit of the inventory by ID, offered or not. A unit that is
-	// missing here is gone, and not just no longer offered.
+	// Health has every unit of the inventory by ID, offered or not. A unit that is missing here is
+	// gone from the node, and not only from the offer.
 	Health map[string]Health
-	// Grants says what a container receives for its devices, also for those of
-	// resources that the plan does not have any more.
+	// Grants is what a container receives for its devices, including devices of resources that the
+	// plan no longer has.
 	Grants Grants
-	// RetireAfter is that of the profile.
+	// RetireAfter is the profile's RetireAfter.
 	RetireAfter RetireAfter
 }
 
-// LeftOut is about a resource that would have more than MaxDevices of these units.
+// LeftOut describes an entry with which its resource would have more than MaxDevices devices.
 type LeftOut struct {
-	// Path is that of the entry: "sharing.timeSlicing.resources[0]".
+	// Path is the path of the entry: "sharing.timeSlicing.resources[0]".
 	Path, Resource string
-	// Units have so many Replicas each, and all of them fit with no more than Most; 0 where none does.
+	// Units is the number of the entry's units, Replicas the number of devices of each. Most is the
+	// largest number of replicas with which all of the units fit; 0 if none fits.
 	Units, Replicas, Most int
 }
 
 // Resource is a name that the kubelet advertises, with its devices.
 type Resource struct {
-	// Name is fully qualified, for example "nvidia.com/gpu.shared".
+	// Name is the fully qualified name, for example "nvidia.com/gpu.shared".
 	Name string
-	// Units are the hardware behind the devices, by GPU and partition index.
+	// Units are the hardware behind the devices, sorted by GPU and partition index.
 	Units []Unit
-	// Devices are what the kubelet sees, in the order of Units, then by replica.
+	// Devices are the kubelet's devices, in the order of Units, then by replica.
 	Devices []Device
-	// Policy is how devices are chosen among those available.
+	// Policy is how devices are chosen among the available ones.
 	Policy AllocationPolicy
 	// SpreadStrict refuses two devices of one unit in one container.
 	SpreadStrict bool
-	// FailRequestsGreaterThanOne is the profile's.
+	// FailRequestsGreaterThanOne is the profile's FailRequestsGreaterThanOne.
 	FailRequestsGreaterThanOne bool
-	// DeviceIDs says by what a grant names units.
+	// DeviceIDs is how a grant names units.
 	DeviceIDs DeviceIDStrategy
 }
 
-// Unit is hardware that can be handed out, a whole GPU or a partition, with its health.
+// Unit is hardware that a container can get, a whole GPU or a partition, with its health.
 type Unit struct {
-	// ID is the UUID of the GPU or of the partition.
+	// ID is the UUID of the GPU or partition.
 	ID string
 	// GPU is the UUID of the GPU: ID itself for a whole GPU.
 	GPU string
@@ -75,22 +76,22 @@ type Unit struct {
 	Memory uint64
 	// NUMANode is the NUMA node next to the GPU; -1 when it has none.
 	NUMANode int
-	// Links are a whole GPU's connections to the node's other GPUs; none for a
-	// partition, or while they are unknown.
+	// Links are a whole GPU's connections to the node's other GPUs; none for a partition or while
+	// unknown.
 	Links []Link
-	// Health says whether the unit may be used in the way in which it is offered.
+	// Health is whether the unit may be used in the way it is offered.
 	Health Health
-	// Replicas is the unit's number of devices; 1 when a container has it alone.
+	// Replicas is the number of the unit's devices; 1 if one container has it alone.
 	Replicas int
-	// Driver are the settings of a whole GPU that the profile asks for; none for a partition.
+	// Driver are the settings that the profile asks for on a whole GPU; none for a partition.
 	Driver DriverSettings
 	// Guard limits the memory of each container on a shared unit.
 	Guard MemoryGuard
-	// MPS says how the unit is shared, if by MPS.
+	// MPS is how the unit is shared by MPS; zero if it is not.
 	MPS MPS
 }
 
-// deviceID is the ID of a shared unit's replica.
+// deviceID returns the device ID of a shared unit's replica.
 func (u Unit) deviceID(replica int) string {
 	if u.MPS.Shares > 0 {
 		return NewMPSDeviceID(u.ID, replica, u.MPS.Shares)
@@ -98,51 +99,54 @@ func (u Unit) deviceID(replica int) string {
 	return NewDeviceID(u.ID, replica)
 }
 
-// Partition says whether the unit is a MIG device and not a whole GPU.
+// Partition reports whether the unit is a MIG device, not a whole GPU.
 func (u Unit) Partition() bool { return u.ID != u.GPU }
 
 // Device is an ID that the kubelet sees.
 type Device struct {
-	// ID is the unit's ID, or "<unit>::<replica>" or "<unit>::<replica>of<shares>" of a shared
-	// unit; see ParseDeviceID.
+	// ID is the unit's ID or, for a shared unit, "<unit>::<replica>" or
+	// "<unit>::<replica>of<shares>"; see ParseDeviceID.
 	ID string
 	// Unit is the ID of the unit behind the device.
 	Unit string
-	// Healthy is the unit's health, copied.
+	// Healthy is copied from the unit's health.
 	Healthy bool
-	// NUMANode is the unit's, -1 when it has none.
+	// NUMANode is the unit's NUMA node; -1 when it has none.
 	NUMANode int
 }
 
 // Allocation is a container that holds devices now, as the kubelet reports it.
 type Allocation struct {
 	Namespace, Pod, Container string
-	// Resource is the name under which the devices are held: for a claim's, the DRA driver's.
+	// Resource is the name under which the devices are held; for a claim, the name of the DRA
+	// driver.
 	Resource string
-	// Devices are the held device IDs, sorted, each once; for a claim's, units' UUIDs.
+	// Devices are the held device IDs, sorted, each once; for a claim, the UUIDs of the units.
 	Devices []string
-	// Claim is the ResourceClaim by which a DRA driver gave them, in the pod's namespace;
-	// empty for those of a device plugin. AnyGPU says that nobody can tell which they are,
-	// so that Devices are all GPUs.
+	// Claim is the ResourceClaim, in the pod's namespace, for which a DRA driver granted the
+	// devices; empty for a device plugin's devices. AnyGPU is true if the claim's devices are
+	// unknown; Devices are then all GPUs.
 	Claim  string
 	AnyGPU bool
 }
 
-// UnnamedHolder is Holder's text where the kubelet names no pod.
+// UnnamedHolder is what Holder returns if the kubelet names no pod.
 const UnnamedHolder = "a pod that the kubelet does not name"
 
-// Certain is true if the kubelet names the pod. A pod without a name may be gone: the kubelet forgets
-// what it held when it next gets a list.
+// Certain reports whether the kubelet names the pod. A pod without a name may be gone: the kubelet
+// keeps its devices until the kubelet gets the next list.
 func (a Allocation) Certain() bool { return a.Namespace != "" }
 
-// OfGPU says that the devices are GPUs or partitions, by their UUIDs, and not those of another vendor's device plugin.
+// OfGPU reports whether the devices are GPUs or partitions, by their UUIDs, and not devices of
+// another vendor's device plugin.
 func (a Allocation) OfGPU() bool {
 	return a.Claim != "" || slices.ContainsFunc(a.Devices, func(device string) bool {
 		return strings.HasPrefix(device, "GPU-") || strings.HasPrefix(device, "MIG-")
 	})
 }
 
-// Holder says who has the devices, for people: "namespace/pod", or that and by which claim.
+// Holder describes who has the devices, for people: "namespace/pod", with the claim if there is
+// one.
 func (a Allocation) Holder() string {
 	text := UnnamedHolder
 	if a.Certain() {
@@ -157,23 +161,25 @@ func (a Allocation) Holder() string {
 	return text
 }
 
-// OperatorEvicts says whether NVIDIA's GPU Operator counts pods with the resource, or with a claim of
-// the DRA driver of that name, as GPU pods: it evicts those and no others before it replaces a node's
-// driver (gpu-operator 26.7, cmd/gpu-operator; k8s-driver-manager v0.12, internal/kubernetes).
+// OperatorEvicts reports whether NVIDIA's GPU Operator counts pods with this resource, or with a
+// claim of the DRA driver of this name, as GPU pods. Before it replaces a node's driver, it evicts
+// these pods and no others (gpu-operator 26.7, cmd/gpu-operator; k8s-driver-manager v0.12,
+// internal/kubernetes).
 func OperatorEvicts(resource string) bool {
-	return strings.HasPrefix(resource, "nvidia.com/gpu") || strings.HasPrefix(resource, "nvidia.com/mig-") || resource == "gpu.nvidia.com"
+	return strings.HasPrefix(resource, "nvidia.com/gpu") || strings.HasPrefix(resource, "nvidia.com/mig-") ||
+		resource == "gpu.nvidia.com"
 }
 
-// Evicted says which pods the GPU Operator evicts.
+// Evicted tells people which pods the GPU Operator evicts.
 const Evicted = "the operator evicts only those with nvidia.com/gpu…, nvidia.com/mig-… or claims of gpu.nvidia.com"
 
-// NotEvicted is what is said of a name for which OperatorEvicts is false.
+// NotEvicted is the message about a name for which OperatorEvicts is false.
 const NotEvicted = "on a node of the GPU Operator, pods that ask for it block a driver upgrade: " + Evicted
 
-// Strategy is how the resource's units are handed out, for display: "exclusive" (whole
-// GPUs, one container each), "time-slicing", "mps", "mig", "mig+time-slicing" (replicas of
-// partitions) or "mig+mps". If several apply, they are in this order, separated by commas. It
-// is empty for a resource without units.
+// Strategy returns how the resource's units are shared, for display: "exclusive" (whole GPUs, one
+// container each), "time-slicing", "mps", "mig", "mig+time-slicing" (replicas of partitions) or
+// "mig+mps". If several apply, they are in this order, separated by commas. It is empty for a
+// resource without units.
 func (r Resource) Strategy() string {
 	var found []string
 	for _, s := range []struct {
@@ -192,7 +198,7 @@ func (r Resource) Strategy() string {
 	return strings.Join(found, ",")
 }
 
-// HealthyDevices is the number of healthy devices.
+// HealthyDevices returns the number of healthy devices.
 func (r Resource) HealthyDevices() int {
 	count := 0
 	for _, device := range r.Devices {
@@ -203,8 +209,8 @@ func (r Resource) HealthyDevices() int {
 	return count
 }
 
-// Replicas are the smallest and the largest number of devices of a unit; 0 for a resource without
-// units.
+// Replicas returns the smallest and the largest number of devices of a unit; 0 for a resource
+// without units.
 func (r Resource) Replicas() (least, most int) {
 	for i, unit := range r.Units {
 		if i == 0 {
@@ -216,7 +222,7 @@ func (r Resource) Replicas() (least, most int) {
 	return least, most
 }
 
-// Summary is a plan in numbers, as it is shown to people and programs.
+// Summary is a plan in numbers, for people and programs.
 type Summary struct {
 	Resources []ResourceSummary `json:"resources"`
 	Warnings  []string          `json:"warnings"`
@@ -227,25 +233,25 @@ type ResourceSummary struct {
 	Name string `json:"name"`
 	// Strategy is Resource.Strategy.
 	Strategy string `json:"strategy"`
-	// Replicas is how many devices each unit has. Where units differ it is the smallest number, so
-	// that Replicas times Units is never too many, and MaxReplicas is the largest; else
+	// Replicas is the number of devices of each unit. If units differ, it is the smallest number,
+	// so Replicas times Units is never too high, and MaxReplicas is the largest. Otherwise
 	// MaxReplicas is 0.
 	Replicas    int `json:"replicas"`
 	MaxReplicas int `json:"maxReplicas,omitempty"`
-	// Units, Devices and Healthy are counts; Healthy is of devices.
+	// Units, Devices and Healthy are counts; Healthy counts devices.
 	Units   int `json:"units"`
 	Devices int `json:"devices"`
 	Healthy int `json:"healthy"`
-	// Share is the limit of one share by MPS, of several units the smallest; nil without MPS.
+	// Share is the limit of one MPS share, the smallest if units differ; nil without MPS.
 	Share *MPSLimit `json:"share,omitempty"`
-	// GPUs are those behind the devices, by index.
+	// GPUs are the GPUs behind the devices, sorted by index.
 	GPUs []GPUSummary `json:"gpus"`
 }
 
-// GPUSummary says how many of a resource's devices are a GPU's, or its partitions'.
+// GPUSummary is how many of a resource's devices belong to a GPU or its partitions.
 type GPUSummary struct {
 	UUID string `json:"uuid"`
-	// Index is the driver's.
+	// Index is the driver's index.
 	Index   string `json:"index"`
 	Devices int    `json:"devices"`
 }
@@ -256,8 +262,12 @@ func (p Plan) Summary() Summary {
 	for i, r := range p.Resources {
 		least, most := r.Replicas()
 		s.Resources[i] = ResourceSummary{
-			Name: r.Name, Strategy: r.Strategy(), Replicas: least,
-			Units: len(r.Units), Devices: len(r.Devices), Healthy: r.HealthyDevices(),
+			Name:     r.Name,
+			Strategy: r.Strategy(),
+			Replicas: least,
+			Units:    len(r.Units),
+			Devices:  len(r.Devices),
+			Healthy:  r.HealthyDevices(),
 		}
 		if least != most {
 			s.Resources[i].MaxReplicas = most
@@ -274,7 +284,9 @@ func (p Plan) Summary() Summary {
 			}
 			share := NewMPSLimit(1, u.MPS.Shares, u.Memory)
 			if least := s.Resources[i].Share; least != nil {
-				share = MPSLimit{min(share.ThreadPercentage, least.ThreadPercentage), min(share.PinnedMemory, least.PinnedMemory)}
+				share = MPSLimit{
+					min(share.ThreadPercentage, least.ThreadPercentage), min(share.PinnedMemory, least.PinnedMemory),
+				}
 			}
 			s.Resources[i].Share = &share
 		}
@@ -283,9 +295,9 @@ func (p Plan) Summary() Summary {
 	return s
 }
 
-// Without returns the plan without the units that are not to be offered now. They stay
-// known, so that their devices are withdrawn in the usual way. The plan itself is not
-// modified.
+// Without returns the plan without the units for which held returns true, which must not be offered
+// now. They remain in Health, so their devices are withdrawn in the usual way. The plan itself is
+// not modified.
 func (p Plan) Without(held func(Unit) bool) Plan {
 	if !slices.ContainsFunc(p.Resources, func(r Resource) bool { return slices.ContainsFunc(r.Units, held) }) {
 		return p
@@ -306,9 +318,9 @@ func (p Plan) Without(held func(Unit) bool) Plan {
 	return p
 }
 
-// Withhold returns the plan with faults for units that cannot be granted now: reasons
-// says why, by unit. A unit that is already faulty keeps its fault, and a unit that
-// the node does not have is ignored. The plan itself is not modified.
+// Withhold returns the plan with faults for units that cannot be granted now. reasons are the
+// faults by unit. A unit that is already faulty keeps its fault, and units that the node does not
+// have are ignored. The plan itself is not modified.
 func (p Plan) Withhold(reasons map[string]string) Plan {
 	health := maps.Clone(p.Health)
 	for unit, known := range p.Health {
@@ -323,9 +335,8 @@ func (p Plan) Withhold(reasons map[string]string) Plan {
 	return p.withHealth(health)
 }
 
-// WithholdModes is Withhold for units that cannot be granted in the way in which the plan
-// offers them. Health stays as it is, so that what a pod may still be granted of the unit in
-// another way is not concerned.
+// WithholdModes is Withhold for units that cannot be granted in the way the plan offers them.
+// Plan.Health does not change, so grants of the unit in another way are not affected.
 func (p Plan) WithholdModes(reasons map[string]string) Plan {
 	if len(reasons) == 0 {
 		return p
@@ -339,7 +350,7 @@ func (p Plan) WithholdModes(reasons map[string]string) Plan {
 	return p.withHealth(health)
 }
 
-// withHealth returns the plan with this health of the units of its resources.
+// withHealth returns the plan with this health for the units of its resources.
 func (p Plan) withHealth(health map[string]Health) Plan {
 	p.Resources = slices.Clone(p.Resources)
 	for i := range p.Resources {

@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// Selector names a GPU or a partition in a profile. The grammar has what
-// NVIDIA's device plugin takes in a devices list (api/config/v1/replicas.go)
-// and the PCI bus ID:
+// Selector names a GPU or a partition in a profile. The grammar is the one for the devices list of
+// NVIDIA's device plugin (api/config/v1/replicas.go), and the PCI bus ID:
 //
 //	0                         the GPU with this index (GPU.Index)
 //	GPU-<uuid>                the GPU with this UUID
@@ -20,14 +19,14 @@ import (
 //	MIG-GPU-<uuid>/<gi>/<ci>  the partition with these instances on that GPU,
 //	                          as drivers before R470 named it
 //
-// Hexadecimal digits may be in either case. Selectors are comparable: two that
-// name a thing in the same way are equal however they were written. The zero
-// Selector selects nothing.
+// Hexadecimal digits may be in either case. Selectors are comparable: two selectors that name the
+// same thing in the same way are equal, regardless of their spelling. The zero Selector selects
+// nothing.
 type Selector struct {
 	kind selectorKind
-	// name is the UUID or the bus ID, normalised, or the pattern; empty where indexes name it.
+	// name is the UUID or the bus ID, normalised, or the pattern; empty for selectors by index.
 	name string
-	// first and second are the GPU's and the MIG device's index, or the instances' IDs.
+	// first and second are the indexes of the GPU and the MIG device, or the instances' IDs.
 	first, second int
 }
 
@@ -44,10 +43,10 @@ const (
 	byModel
 )
 
-// ModelSelector selects the GPUs whose product name has the pattern, as a NamingRule.
+// ModelSelector selects the GPUs whose product name matches the pattern, as in a NamingRule.
 func ModelSelector(pattern Pattern) Selector { return Selector{kind: byModel, name: string(pattern)} }
 
-// inVain is the warning about a selector that selects none of the GPUs.
+// inVain returns the warning about a selector that selects none of the GPUs.
 func (s Selector) inVain(gpus []GPU) string {
 	if s.kind != byModel {
 		return fmt.Sprintf("%q names nothing", s)
@@ -63,7 +62,7 @@ func (s Selector) inVain(gpus []GPU) string {
 	return text
 }
 
-// ParseSelector reads a selector. The error quotes s and says what is accepted.
+// ParseSelector parses a selector. The error quotes s and lists the accepted forms.
 func ParseSelector(s string) (Selector, error) {
 	gpu, partition, mig := strings.Cut(s, ":")
 	first, isIndex := parseIndex(gpu)
@@ -73,7 +72,11 @@ func ParseSelector(s string) (Selector, error) {
 	case isIndex && !mig:
 		return Selector{kind: byGPUIndex, first: first}, nil
 	case isIndex && isMIGIndex:
-		return Selector{kind: byMIGIndex, first: first, second: second}, nil
+		return Selector{
+			kind:   byMIGIndex,
+			first:  first,
+			second: second,
+		}, nil
 	case isBusID:
 		return Selector{kind: byPCIBusID, name: busID}, nil
 	case isUUID:
@@ -83,8 +86,8 @@ func ParseSelector(s string) (Selector, error) {
 		"a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)", s)
 }
 
-// String is the selector in its normal form, which ParseSelector reads back to
-// an equal one. It is empty for the zero Selector, and the pattern of a ModelSelector.
+// String returns the selector in its normal form, which ParseSelector parses to an equal one. It is
+// empty for the zero Selector; for a ModelSelector it is the pattern.
 func (s Selector) String() string {
 	switch s.kind {
 	case byGPUIndex:
@@ -97,7 +100,7 @@ func (s Selector) String() string {
 	return s.name
 }
 
-// MatchGPU says whether the selector names the GPU.
+// MatchGPU reports whether the selector names the GPU.
 func (s Selector) MatchGPU(g GPU) bool {
 	switch s.kind {
 	case byGPUIndex:
@@ -113,7 +116,7 @@ func (s Selector) MatchGPU(g GPU) bool {
 	return false
 }
 
-// MatchPartition says whether the selector names partition p of GPU g, or all of g.
+// MatchPartition reports whether the selector names partition p of GPU g, or all of g.
 func (s Selector) MatchPartition(g GPU, p Partition) bool {
 	switch s.kind {
 	case byMIGIndex:
@@ -131,7 +134,7 @@ const (
 	migPrefix = "MIG-"
 )
 
-// parseUUIDs reads the three forms that begin with "GPU-" or "MIG-".
+// parseUUIDs parses the three forms that begin with "GPU-" or "MIG-".
 func parseUUIDs(s string) (Selector, bool) {
 	if uuid, ok := prefixedUUID(s, gpuPrefix); ok {
 		return Selector{kind: byGPUUUID, name: uuid}, true
@@ -148,10 +151,15 @@ func parseUUIDs(s string) (Selector, bool) {
 	gi, ci, _ := strings.Cut(instances, "/")
 	first, okGI := parseIndex(gi)
 	second, okCI := parseIndex(ci)
-	return Selector{kind: byInstances, name: uuid, first: first, second: second}, okGPU && okGI && okCI
+	return Selector{
+		kind:   byInstances,
+		name:   uuid,
+		first:  first,
+		second: second,
+	}, okGPU && okGI && okCI
 }
 
-// parseIndex reads a decimal number without sign and without leading zeros.
+// parseIndex parses a decimal number without sign and without leading zeros.
 func parseIndex(s string) (int, bool) {
 	if s == "" || s[0] < '0' || s[0] > '9' || s[0] == '0' && len(s) > 1 {
 		return 0, false
@@ -166,7 +174,7 @@ var (
 	busForm  = regexp.MustCompile(`^([0-9a-fA-F]{4})?[0-9a-fA-F]{4}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F]$`)
 )
 
-// prefixedUUID reads a prefix and a UUID and returns both with the digits in lower case.
+// prefixedUUID parses a prefix and a UUID, and returns both with the digits in lower case.
 func prefixedUUID(s, prefix string) (string, bool) {
 	uuid, ok := strings.CutPrefix(s, prefix)
 	if !ok || !uuidForm.MatchString(uuid) {

@@ -6,18 +6,18 @@ import (
 	"slices"
 )
 
-// topology says how well whole GPUs are connected. A GPU's place is that in the list.
+// topology is how well whole GPUs are connected. A GPU's place is its index in the list.
 type topology struct {
 	gpus int
-	// scores has the score of places a and b at a*gpus+b; 0 for a GPU with itself.
+	// scores has the score for places a and b at a*gpus+b; 0 for a GPU with itself.
 	scores []int
 }
 
-// maxTopologyGPUs bounds memory and time. No known node has as many GPUs.
+// maxTopologyGPUs limits memory and time. No known node has more GPUs.
 const maxTopologyGPUs = 64
 
-// newTopology returns the topology of the GPUs. It is nil for more than maxTopologyGPUs, and
-// when all pairs are connected equally well: then the order of the list is as good.
+// newTopology returns the topology of the GPUs. It is nil for more than maxTopologyGPUs, and if all
+// pairs are connected equally well, because the order of the list is then as good.
 func newTopology(gpus []*Unit) *topology {
 	if len(gpus) > maxTopologyGPUs {
 		return nil
@@ -46,25 +46,25 @@ func newTopology(gpus []*Unit) *topology {
 
 func (n *topology) score(a, b int) int { return n.scores[a*n.gpus+b] }
 
-// nvlinkScore is what one NVLink counts. This and levelScore are the numbers of NVIDIA's
-// plugin (go-gpuallocator, gpuallocator/besteffort_policy.go), to compare the choices.
+// nvlinkScore is the score of one NVLink. It and levelScore use the numbers of NVIDIA's plugin
+// (go-gpuallocator, gpuallocator/besteffort_policy.go), so that choices can be compared.
 const nvlinkScore = 100
 
-// pairScore is how well two GPUs are connected: by NVLinks and by their distance on
-// the bus, or their NUMA nodes when that is unknown. The link is the same in both
-// directions unless one of them could not be read.
+// pairScore returns how well two GPUs are connected: by NVLinks and by their distance on the bus
+// or, if that is unknown, by their NUMA nodes. there and back differ only if one of them could not
+// be read.
 func pairScore(there, back Link, numa int) int {
 	bus := max(levelScore(there.Level), levelScore(back.Level))
 	return nvlinkScore*max(there.NVLinks, back.NVLinks) + cmp.Or(bus, numa)
 }
 
-// levelScore is what the distance on the bus counts; 0 when unknown.
+// levelScore returns the score of the distance on the bus; 0 when unknown.
 func levelScore(level string) int {
 	levels := [...]string{"system", "node", "hostbridge", "multiple", "single", "internal"}
 	return 10 * (slices.Index(levels[:], level) + 1)
 }
 
-// numaScore is the distance as far as NUMA nodes show it; 0 when they are unknown.
+// numaScore returns the score of the distance that the NUMA nodes imply; 0 when they are unknown.
 func numaScore(a, b *Unit) int {
 	switch {
 	case a.NUMANode < 0 || b.NUMANode < 0:
@@ -75,30 +75,30 @@ func numaScore(a, b *Unit) int {
 	return levelScore("system")
 }
 
-// setSearch looks for the GPUs that a container should get together. GPUs are
-// numbered here by their place among those that are free.
+// setSearch searches for the GPUs that a container should get together. GPUs are numbered here by
+// their place among the free ones.
 //
-// The best set has the greatest sum of scores over its pairs, including those with
-// GPUs that the container has anyway. Among equals it is the one that leaves the
-// greatest sum over the pairs of free GPUs that remain, so that well connected
-// groups stay whole for the next pod; then the first in the order of the list.
+// The best set has the greatest sum of scores over its pairs, including pairs with GPUs that the
+// container has anyway. Of equal sets, the best one leaves the greatest sum over the pairs of the
+// remaining free GPUs, so well connected groups stay whole for the next pod. Then the first in the
+// order of the list wins.
 type setSearch struct {
 	free, wanted int
 	// scores has the score of two free GPUs at a*free+b.
 	scores []int
-	// toOwn is the sum of each free GPU's scores with those that the
-	// container has anyway, toFree that with the other free ones.
+	// toOwn is the sum of each free GPU's scores with the GPUs that the container has anyway,
+	// toFree the sum with the other free GPUs.
 	toOwn, toFree []int
 	// chosen is the set under consideration, ascending if exact; best is the best so far.
 	chosen, best []int
 	bestScore    setScore
 }
 
-// setScore says how good a set is.
+// setScore is the quality of a set.
 type setScore struct {
 	// inside is the sum of the scores within the set.
 	inside int
-	// left is the sum within what remains, less a number that all sets share.
+	// left is the sum within the remaining GPUs, minus a number that is the same for all sets.
 	left int
 }
 
@@ -106,13 +106,13 @@ func (m setScore) better(other setScore) bool {
 	return m.inside > other.inside || m.inside == other.inside && m.left > other.left
 }
 
-// maxComparedSets is how many sets are compared one by one. It is the number of
-// ways to choose 8 GPUs of 16, which take a fraction of a millisecond.
+// maxComparedSets is how many sets are compared one by one. It is the number of ways to choose 8
+// GPUs of 16; comparing them takes a fraction of a millisecond.
 const maxComparedSets = 12870
 
-// bestSet returns as many of the free places as are wanted: those that are connected
-// best to each other and to own, ascending. At least as many must be free. If there
-// are more than maxComparedSets sets, it returns a good one, which may not be the best.
+// bestSet returns as many of the free places as are wanted, ascending: the ones that are connected
+// best to each other and to own. At least that many must be free. If there are more than
+// maxComparedSets sets, it returns a good set that may not be the best.
 func (n *topology) bestSet(free, own []int, wanted int) []int {
 	if wanted == len(free) {
 		return free
@@ -131,9 +131,12 @@ func (n *topology) bestSet(free, own []int, wanted int) []int {
 
 func newSetSearch(n *topology, free, own []int, wanted int) *setSearch {
 	s := &setSearch{
-		free: len(free), wanted: wanted,
-		scores: make([]int, len(free)*len(free)), chosen: make([]int, 0, wanted),
-		toOwn: make([]int, len(free)), toFree: make([]int, len(free)),
+		free:   len(free),
+		wanted: wanted,
+		scores: make([]int, len(free)*len(free)),
+		chosen: make([]int, 0, wanted),
+		toOwn:  make([]int, len(free)),
+		toFree: make([]int, len(free)),
 	}
 	for a, place := range free {
 		for b, other := range free {
@@ -148,7 +151,7 @@ func newSetSearch(n *topology, free, own []int, wanted int) *setSearch {
 	return s
 }
 
-// compareAll completes the chosen GPUs, of score m, in every way with GPUs from a place on.
+// compareAll completes the chosen GPUs, whose score is m, in every way with GPUs from a place on.
 func (s *setSearch) compareAll(from int, m setScore) {
 	missing := s.wanted - len(s.chosen)
 	if missing == 0 {
@@ -167,10 +170,10 @@ func (s *setSearch) compareAll(from int, m setScore) {
 	}
 }
 
-// with is the score of a set that has score m and gets one more GPU; together is the sum
-// of that GPU's scores with the GPUs of the set. The GPU is no longer free, so its scores
-// with the free GPUs are subtracted from left. Those with the set were subtracted
-// before, hence together is added back.
+// with returns the score of a set with score m after adding the GPU at. together is the sum of that
+// GPU's scores with the GPUs of the set. The GPU is no longer free, so its scores with the free
+// GPUs are subtracted from left. Its scores with the set were subtracted before, so together is
+// added back.
 func (s *setSearch) with(m setScore, at, together int) setScore {
 	return setScore{inside: m.inside + s.toOwn[at] + together, left: m.left + together - s.toFree[at]}
 }
@@ -181,7 +184,8 @@ func (s *setSearch) keepBest(m setScore) {
 	}
 }
 
-// grow adds the best GPU to each free one until there are enough, and keeps the best set.
+// grow starts a set with each free GPU in turn, adds the best GPU until the set is complete, and
+// keeps the best set.
 func (s *setSearch) grow() {
 	together := make([]int, s.free)
 	taken := make([]bool, s.free)
@@ -209,7 +213,7 @@ func (s *setSearch) grow() {
 	}
 }
 
-// add chooses one more GPU, and adds its scores to each GPU's sum with those chosen.
+// add chooses one more GPU and adds its scores to each GPU's sum with the chosen ones.
 func (s *setSearch) add(m setScore, at int, together []int) setScore {
 	m = s.with(m, at, together[at])
 	s.chosen = append(s.chosen, at)
@@ -219,7 +223,7 @@ func (s *setSearch) add(m setScore, at int, together []int) setScore {
 	return m
 }
 
-// combinationsWithin says whether there are at most so many ways to choose k of n.
+// combinationsWithin reports whether there are at most this many ways to choose k of n.
 func combinationsWithin(n, k, most int) bool {
 	return new(big.Int).Binomial(int64(n), int64(k)).Cmp(big.NewInt(int64(most))) <= 0
 }

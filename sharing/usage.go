@@ -7,19 +7,19 @@ import (
 	"strings"
 )
 
-// UnitUsage says who holds devices of a unit.
+// UnitUsage is a unit with the containers that hold its devices.
 type UnitUsage struct {
 	// Unit is the hardware. If no resource offers it any more, only ID is known.
 	Unit Unit
-	// Resource is the name under which the unit is offered now; empty when it
-	// is not. A holder may hold it under another name.
+	// Resource is the name under which the unit is offered now; empty if it is not offered. A
+	// holder may hold it under another name.
 	Resource string
-	// Holders are the containers that hold devices of the unit, each with those
-	// devices only, by namespace, pod, container and resource.
+	// Holders are the containers that hold devices of the unit, each with only those devices,
+	// sorted by namespace, pod, container and resource.
 	Holders []Allocation
 }
 
-// Held is the number of devices of the unit that containers hold.
+// Held returns the number of the unit's devices that containers hold.
 func (u UnitUsage) Held() int {
 	count := 0
 	for _, holder := range u.Holders {
@@ -28,17 +28,21 @@ func (u UnitUsage) Held() int {
 	return count
 }
 
-// Usage joins what is offered with what is held: every unit of the resources in their
-// order, held or not, then units that are held but not offered, by ID. It goes by the unit
-// in the device ID and not by the resource, so that a device granted under an earlier
-// profile still counts. Devices that name neither a unit of the resources nor the UUID of a
-// GPU or partition are another plugin's and left out.
+// Usage joins the offered resources with the held devices. It returns every unit of the resources
+// in their order, held or not, then the units that are held but not offered, by ID. It uses the
+// unit in the device ID, not the resource, so a device granted under an earlier profile still
+// counts. It leaves out devices that name neither a unit of the resources nor the UUID of a GPU or
+// partition: they are another plugin's.
 func Usage(resources []Resource, allocations []Allocation) []UnitUsage {
 	holders := HoldersByUnit(allocations)
 	var all []UnitUsage
 	for _, resource := range resources {
 		for _, unit := range resource.Units {
-			all = append(all, UnitUsage{Unit: unit, Resource: resource.Name, Holders: holders[unit.ID]})
+			all = append(all, UnitUsage{
+				Unit:     unit,
+				Resource: resource.Name,
+				Holders:  holders[unit.ID],
+			})
 			delete(holders, unit.ID)
 		}
 	}
@@ -81,17 +85,17 @@ func compareHolders(a, b Allocation) int {
 	return cmp.Or(compareContainers(a.holder(), b.holder()), cmp.Compare(a.Resource, b.Resource))
 }
 
-// DeviceCount counts a unit's devices under one name. Each device is in one state,
-// so the three counts add up to the devices in the list.
+// DeviceCount counts a unit's devices under one name. Each device is in one state, so the three
+// counts add up to the number of listed devices.
 type DeviceCount struct {
-	// Resource is the name; GPU is empty for a unit that the node does not have.
+	// Resource is the name. GPU is empty for a unit that the node does not have.
 	Resource, GPU, Unit string
-	// Allocated counts devices that containers hold, healthy or not; of the others,
-	// Free counts the healthy ones and Unhealthy the rest.
+	// Allocated counts devices that containers hold, healthy or not. Of the other devices, Free
+	// counts the healthy ones and Unhealthy the rest.
 	Free, Allocated, Unhealthy int
 }
 
-// CountDevices counts the listed devices by resource and unit, in the lists' order.
+// CountDevices counts the listed devices by resource and unit, in the order of the lists.
 func CountDevices(gpus []GPU, listed []Resource, allocations []Allocation) []DeviceCount {
 	gpu := GPUByUnit(gpus)
 	type device struct{ resource, id string }
@@ -109,7 +113,11 @@ func CountDevices(gpus []GPU, listed []Resource, allocations []Allocation) []Dev
 			if !known {
 				i = len(list)
 				at[d.Unit] = i
-				list = append(list, DeviceCount{Resource: resource.Name, GPU: gpu[d.Unit], Unit: d.Unit})
+				list = append(list, DeviceCount{
+					Resource: resource.Name,
+					GPU:      gpu[d.Unit],
+					Unit:     d.Unit,
+				})
 			}
 			count := &list[i]
 			switch {
@@ -137,7 +145,8 @@ func GPUByUnit(gpus []GPU) map[string]string {
 	return byUnit
 }
 
-// UnitsOf are the GPU with that UUID and its partitions. A GPU that the inventory lacks is alone.
+// UnitsOf returns the UUIDs of the GPU with that UUID and of its partitions. For a GPU that the
+// inventory lacks, it returns only that UUID.
 func UnitsOf(gpus []GPU, uuid string) []string {
 	units := []string{uuid}
 	for _, gpu := range gpus {
@@ -150,14 +159,14 @@ func UnitsOf(gpus []GPU, uuid string) []string {
 	return units
 }
 
-// Sharers is how many containers hold devices of the unit, under whatever names.
+// Sharers returns how many containers hold devices of the unit, under any name.
 func (u UnitUsage) Sharers() int {
 	same := func(a, b Allocation) bool { return a.holder() == b.holder() }
 	return len(slices.CompactFunc(slices.Clone(u.Holders), same))
 }
 
-// Tenants is the number of namespaces whose containers hold devices of the unit. A
-// holder without a namespace does not count, as its pod may be gone.
+// Tenants returns the number of namespaces whose containers hold devices of the unit. Holders
+// without a namespace do not count, because their pods may be gone.
 func (u UnitUsage) Tenants() int {
 	namespaces := map[string]bool{}
 	for _, holder := range u.Holders {
@@ -168,9 +177,8 @@ func (u UnitUsage) Tenants() int {
 	return len(namespaces)
 }
 
-// Oversubscriptions say by UUID of each GPU that has units on offer how many containers'
-// worth of them is handed out: held devices divided by offered units. Above 1, containers
-// share.
+// Oversubscriptions returns, by UUID of each GPU with offered units, the number of held devices
+// divided by the number of offered units. Above 1, containers share.
 func Oversubscriptions(usages []UnitUsage) map[string]float64 {
 	held, units := map[string]int{}, map[string]int{}
 	for _, usage := range usages {
@@ -195,16 +203,16 @@ func compareContainers(a, b Container) int {
 
 func (a Allocation) holder() Container { return Container{a.Namespace, a.Pod, a.Container} }
 
-// Measurement is how the node's GPUs were used shortly before one moment. A figure that
-// is nil, in it and in a UtilizationReport, is unknown: it is not shown, and never as 0.
+// Measurement is how the node's GPUs were used shortly before one moment. In it and in a
+// UtilizationReport, a nil figure is unknown: it is left out, never shown as 0.
 type Measurement struct {
-	// GPUs are those that could be read, sorted by UUID.
+	// GPUs are the GPUs that could be read, sorted by UUID.
 	GPUs []GPUUtilization
-	// Owners say where each process on the GPUs runs, by PID; nil while none can be found out.
+	// Owners are where the processes on the GPUs run, by PID; nil if that cannot be determined.
 	Owners map[int]ProcessOwner
-	// Unwatched says that nobody asked for Owners, which are nil then.
+	// Unwatched is true if Owners was not requested; Owners is then nil.
 	Unwatched bool
-	// Errors counts what went wrong, by stage.
+	// Errors counts errors by stage.
 	Errors map[AttributionStage]int
 }
 
@@ -214,13 +222,13 @@ type AttributionStage string
 const (
 	// StageDriver asks the driver for GPUs and processes.
 	StageDriver AttributionStage = "nvml"
-	// StageProcess looks the processes up in /proc.
+	// StageProcess finds the processes in /proc.
 	StageProcess AttributionStage = "cgroup"
-	// StagePods asks who runs in a container and who holds which devices.
+	// StagePods gets the pods of the containers and the devices that they hold.
 	StagePods AttributionStage = "pods"
 )
 
-// AttributionStages are all stages.
+// AttributionStages returns all stages.
 func AttributionStages() []AttributionStage {
 	return []AttributionStage{StageDriver, StageProcess, StagePods}
 }
@@ -229,25 +237,26 @@ func AttributionStages() []AttributionStage {
 type GPUUtilization struct {
 	// GPU is the GPU's UUID.
 	GPU string
-	// Memory is in use, in bytes, by processes and by the driver itself.
+	// Memory is the memory in use by processes and by the driver itself, in bytes.
 	Memory *float64
-	// SM is the ratio of time, 0 to 1, in which the GPU computed; unknown with MIG.
+	// SM is the fraction of time, 0 to 1, in which the GPU computed; unknown with MIG.
 	SM *float64
 	// Celsius is the core temperature.
 	Celsius *float64
-	// Throttled are the reasons why a busy GPU is slower than it could be;
-	// ThrottleKnown says whether the driver told.
+	// Throttled are the reasons why a busy GPU is slower than it could be. ThrottleKnown is true if
+	// the driver reported them.
 	Throttled     []ThrottleReason
 	ThrottleKnown bool
-	// ClockReasons are those of ClockReasons that hold, known like Throttled.
+	// ClockReasons are the active reasons of the function ClockReasons; known like Throttled.
 	ClockReasons []string
-	// Watts is the power that the GPU draws, Joules the energy since the driver was loaded.
+	// Watts is the power that the GPU draws, Joules the energy it has used since the driver was
+	// loaded.
 	Watts, Joules *float64
-	// MemoryErrors are the counters of errors that the GPU has.
+	// MemoryErrors are the GPU's error counters.
 	MemoryErrors []MemoryErrors
-	// Rows are the memory rows that were remapped; nil when unknown.
+	// Rows are the remapped memory rows; nil when unknown.
 	Rows *RemappedRows
-	// Units are the GPU, or with MIG its partitions, as far as processes could be read.
+	// Units are the GPU or, with MIG, its partitions, if their processes could be read.
 	Units []UnitProcesses
 }
 
@@ -255,7 +264,7 @@ type GPUUtilization struct {
 type UnitProcesses struct {
 	// Unit is the UUID of the GPU or partition.
 	Unit string
-	// Processes are by PID, each once.
+	// Processes are sorted by PID, each once.
 	Processes []ProcessUtilization
 }
 
@@ -263,30 +272,31 @@ type UnitProcesses struct {
 type ProcessUtilization struct {
 	// PID is the process ID on the host.
 	PID int
-	// Memory is in bytes.
+	// Memory is the memory that the process uses, in bytes.
 	Memory *float64
-	// SM is the ratio of the GPU's multiprocessors, 0 to 1; unknown on a partition.
+	// SM is the fraction of the GPU's multiprocessors, 0 to 1; unknown on a partition.
 	SM *float64
 }
 
-// MemoryErrors is how many errors of a GPU's memory ECC has found.
+// MemoryErrors is how many errors ECC has found in a GPU's memory.
 type MemoryErrors struct {
-	// Kind is corrected or uncorrected, Location the memory, such as dram.
+	// Kind is corrected or uncorrected. Location is the memory, such as dram.
 	Kind, Location string
-	// Lifetime says that they are those of the GPU's life, and not since the driver was loaded.
+	// Lifetime is true if the count covers the GPU's lifetime, not only the time since the driver
+	// was loaded.
 	Lifetime bool
 	Count    float64
 }
 
-// RemappedRows is how many memory rows of a GPU were replaced by spare ones, after errors that
-// were corrected and after others. Failed says that one could not be.
+// RemappedRows is how many memory rows of a GPU were replaced by spare ones, after corrected and
+// after uncorrected errors. Failed is true if a row could not be replaced.
 type RemappedRows struct {
 	Correctable, Uncorrectable float64
 	Failed                     bool
 }
 
-// ClockReasons are why a GPU's clocks may be lower than they could be, in the order of NVML's
-// bits and by its names (nvml.h, nvmlClocksEventReasons).
+// ClockReasons returns why a GPU's clocks may be lower than they could be, by NVML's names and in
+// the order of NVML's bits (nvml.h, nvmlClocksEventReasons).
 func ClockReasons() []string {
 	return []string{
 		"gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "sync_boost",
@@ -298,61 +308,63 @@ func ClockReasons() []string {
 type ThrottleReason string
 
 const (
-	// ThrottleThermal says that the GPU or its memory is too hot.
+	// ThrottleThermal means that the GPU or its memory is too hot.
 	ThrottleThermal ThrottleReason = "thermal"
-	// ThrottlePower says that the GPU has reached its power limit.
+	// ThrottlePower means that the GPU has reached its power limit.
 	ThrottlePower ThrottleReason = "power"
-	// ThrottleHardware says that the hardware has halved the clocks, because of heat
-	// or power, or because the power supply demanded it.
+	// ThrottleHardware means that the hardware has halved the clocks, because of heat or power or
+	// because the power supply demanded it.
 	ThrottleHardware ThrottleReason = "hw_slowdown"
 )
 
-// ThrottleReasons are all reasons.
+// ThrottleReasons returns all reasons.
 func ThrottleReasons() []ThrottleReason {
 	return []ThrottleReason{ThrottleThermal, ThrottlePower, ThrottleHardware}
 }
 
-// ProcessOwner says where a process runs.
+// ProcessOwner is where a process runs.
 type ProcessOwner struct {
 	// Container is the container of a pod; meaningless when Cause is set.
 	Container Container
-	// Cause says why there is none; empty when there is one.
+	// Cause is why there is no container; empty if there is one.
 	Cause UnattributedCause
 }
 
-// UnattributedCause says why a process counts for no container.
+// UnattributedCause is why a process counts for no container.
 type UnattributedCause string
 
 const (
-	// CauseNoContainer says that the process runs in no container of a pod.
+	// CauseNoContainer means that the process runs in no container of a pod.
 	CauseNoContainer UnattributedCause = "no_container"
-	// CauseNotAllocated says that its container holds no device of the unit.
+	// CauseNotAllocated means that the process's container holds no device of the unit.
 	CauseNotAllocated UnattributedCause = "not_allocated"
-	// CauseMPSServer says that it is NVIDIA's MPS server, which has memory for its clients.
+	// CauseMPSServer means that the process is NVIDIA's MPS server, which holds memory for its
+	// clients.
 	CauseMPSServer UnattributedCause = "mps_server"
-	// CauseUnreadable says that the process could not be looked up; it may have ended.
+	// CauseUnreadable means that the process could not be looked up. It may have ended.
 	CauseUnreadable UnattributedCause = "unreadable"
 )
 
-// UnattributedCauses are all causes.
+// UnattributedCauses returns all causes.
 func UnattributedCauses() []UnattributedCause {
 	return []UnattributedCause{CauseNoContainer, CauseNotAllocated, CauseMPSServer, CauseUnreadable}
 }
 
-// UtilizationReport says who uses the node's GPUs, and how much.
+// UtilizationReport is which containers use the node's GPUs, and how much.
 type UtilizationReport struct {
-	// GPUs are as measured.
+	// GPUs are the measured GPUs.
 	GPUs []GPUUtilization
-	// Attributed says that each process's container is known; if not, the rest is empty.
+	// Attributed is true if each process's container is known; if not, the fields below are empty.
 	Attributed bool
-	// Unwatched is the Measurement's.
+	// Unwatched is Measurement.Unwatched.
 	Unwatched bool
-	// Containers hold devices of a unit that could be read, by unit, namespace, pod and name.
+	// Containers are the containers that hold devices of a unit that could be read, sorted by unit,
+	// namespace, pod and name.
 	Containers []ContainerUtilization
-	// Unattributed has an entry for each cause and each GPU that could be read, by
-	// GPU and in the order of UnattributedCauses.
+	// Unattributed has an entry for each cause and each GPU that could be read, sorted by GPU and
+	// in the order of UnattributedCauses.
 	Unattributed []UnattributedUtilization
-	// Contention has the GPUs on which containers compute, by UUID.
+	// Contention has the GPUs on which containers compute, sorted by UUID.
 	Contention []Contention
 }
 
@@ -361,23 +373,23 @@ type ContainerUtilization struct {
 	Container
 	// GPU and Unit are UUIDs.
 	GPU, Unit string
-	// Processes is how many it has on the unit.
+	// Processes is the number of the container's processes on the unit.
 	Processes int
-	// Memory is in bytes; SM is the ratio of the GPU's multiprocessors, unknown
-	// on a partition. Both are 0 for a container without processes.
+	// Memory is in bytes. SM is the fraction of the GPU's multiprocessors, unknown on a partition.
+	// Both are 0 for a container without processes.
 	Memory, SM *float64
-	// OverShare is the memory in bytes beyond the container's fair share, which is
-	// the unit's memory divided by its replicas, times the devices held; 0 within
-	// it, unknown for a unit that is no longer offered.
+	// OverShare is the memory in bytes beyond the container's fair share: the unit's memory divided
+	// by its replicas, times the devices held. It is 0 within the fair share and unknown for a unit
+	// that is no longer offered.
 	OverShare *float64
-	// Limit is the memory in bytes that Guard lets it use; nil for a container that is not
-	// guarded. OverLimit says that it has used more for longer than the grace.
+	// Limit is the memory in bytes that Guard allows the container; nil for a container that is not
+	// guarded. OverLimit is true if it has exceeded the limit for longer than the grace period.
 	Limit     *float64
 	Guard     MemoryGuard
 	OverLimit bool
 }
 
-// UnattributedUtilization is what processes use that belong to no holder.
+// UnattributedUtilization is how much processes that belong to no holder use.
 type UnattributedUtilization struct {
 	GPU       string            `json:"-"`
 	Cause     UnattributedCause `json:"cause"`
@@ -387,13 +399,18 @@ type UnattributedUtilization struct {
 	SM     *float64 `json:"sm,omitempty"`
 }
 
-// NewUtilizationReport joins a measurement with who holds what. Each process counts
-// once: for its container if that holds a device of the unit, else for a cause. So
-// the sums over a GPU are what the driver reports.
+// NewUtilizationReport joins a measurement with the allocations at the time of the measurement.
+// Each process counts once: for its container if the container holds a device of the unit,
+// otherwise for a cause. So the sums over a GPU equal the driver's figures.
 //
-// allocations are those at the time of the measurement. known is false when they
-// could not be read; nothing is attributed then.
-func NewUtilizationReport(m Measurement, gpus []GPU, resources []Resource, allocations []Allocation, known bool) UtilizationReport {
+// known is false if the allocations could not be read; nothing is attributed then.
+func NewUtilizationReport(
+	m Measurement,
+	gpus []GPU,
+	resources []Resource,
+	allocations []Allocation,
+	known bool,
+) UtilizationReport {
 	report := UtilizationReport{GPUs: m.GPUs, Unwatched: m.Unwatched}
 	if m.Owners == nil || !known {
 		return report
@@ -408,14 +425,21 @@ func NewUtilizationReport(m Measurement, gpus []GPU, resources []Resource, alloc
 		report.Unattributed = append(report.Unattributed, rest...)
 	}
 	slices.SortFunc(report.Containers, func(a, b ContainerUtilization) int {
-		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Unit, b.Unit), compareContainers(a.Container, b.Container))
+		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Unit, b.Unit),
+			compareContainers(a.Container, b.Container))
 	})
 	report.Contention = contention(m.GPUs, report.Containers)
 	return report
 }
 
-// attribute counts the unit's processes for its holders, and the others as rest.
-func attribute(gpu string, unit UnitProcesses, owners map[int]ProcessOwner, shares fairShares, rest unattributed) []ContainerUtilization {
+// attribute counts the unit's processes for its holders, and other processes in rest.
+func attribute(
+	gpu string,
+	unit UnitProcesses,
+	owners map[int]ProcessOwner,
+	shares fairShares,
+	rest unattributed,
+) []ContainerUtilization {
 	holders := shares.holders[unit.Unit]
 	uses := make(map[Container]*ContainerUtilization, len(holders))
 	nothing := new(0.0)
@@ -424,7 +448,13 @@ func attribute(gpu string, unit UnitProcesses, owners map[int]ProcessOwner, shar
 		sm = nil
 	}
 	for container := range holders {
-		uses[container] = &ContainerUtilization{Container: container, GPU: gpu, Unit: unit.Unit, Memory: nothing, SM: sm}
+		uses[container] = &ContainerUtilization{
+			Container: container,
+			GPU:       gpu,
+			Unit:      unit.Unit,
+			Memory:    nothing,
+			SM:        sm,
+		}
 	}
 	for _, process := range unit.Processes {
 		owner, looked := owners[process.PID]
@@ -450,8 +480,8 @@ func attribute(gpu string, unit UnitProcesses, owners map[int]ProcessOwner, shar
 	return list
 }
 
-// unattributed is what belongs to no holder on one GPU, in the order of
-// UnattributedCauses; nil for a GPU that could not be read.
+// unattributed is the use that belongs to no holder on one GPU, in the order of UnattributedCauses;
+// nil for a GPU that could not be read.
 type unattributed []UnattributedUtilization
 
 func newUnattributed(gpu GPUUtilization) (list unattributed) {
@@ -463,7 +493,12 @@ func newUnattributed(gpu GPUUtilization) (list unattributed) {
 		sm = nil
 	}
 	for _, cause := range UnattributedCauses() {
-		list = append(list, UnattributedUtilization{GPU: gpu.GPU, Cause: cause, Memory: new(0.0), SM: sm})
+		list = append(list, UnattributedUtilization{
+			GPU:    gpu.GPU,
+			Cause:  cause,
+			Memory: new(0.0),
+			SM:     sm,
+		})
 	}
 	return list
 }
@@ -474,19 +509,23 @@ func (u unattributed) add(cause UnattributedCause, process ProcessUtilization) {
 	use.Memory, use.SM = plus(use.Memory, process.Memory), plus(use.SM, process.SM)
 }
 
-// fairShares say who was granted how much of each unit.
+// fairShares is how much of each unit each container was granted.
 type fairShares struct {
-	// holders has the number of devices that a container holds of a unit.
+	// holders is the number of devices that a container holds of a unit.
 	holders map[string]map[Container]int
-	// replicas is how many devices an offered unit has.
+	// replicas is the number of devices of an offered unit.
 	replicas map[string]int
-	// memory is the unit's, in bytes; 0 when unknown.
+	// memory is the unit's memory in bytes; 0 when unknown.
 	memory map[string]uint64
 }
 
-// newFairShares leaves out holders without a name, as their pods may be gone.
+// newFairShares leaves out holders without a name, because their pods may be gone.
 func newFairShares(gpus []GPU, resources []Resource, allocations []Allocation) fairShares {
-	s := fairShares{holders: map[string]map[Container]int{}, replicas: map[string]int{}, memory: map[string]uint64{}}
+	s := fairShares{
+		holders:  map[string]map[Container]int{},
+		replicas: map[string]int{},
+		memory:   map[string]uint64{},
+	}
 	for _, resource := range resources {
 		for _, unit := range resource.Units {
 			s.replicas[unit.ID] = unit.Replicas
@@ -503,7 +542,7 @@ func newFairShares(gpus []GPU, resources []Resource, allocations []Allocation) f
 		for _, holder := range usage.Holders {
 			switch {
 			case holder.Claim != "":
-				held[holder.holder()] = 1 << 20 // It is not known how much: all of it.
+				held[holder.holder()] = 1 << 20 // The amount is unknown, so count all of it.
 			case holder.Pod != "":
 				held[holder.holder()] += len(holder.Devices)
 			}
@@ -513,8 +552,8 @@ func newFairShares(gpus []GPU, resources []Resource, allocations []Allocation) f
 	return s
 }
 
-// over is ContainerUtilization.OverShare of a holder of so many devices. It matters
-// because time-slicing does not limit memory: who uses more leaves others less.
+// over returns ContainerUtilization.OverShare for a holder of this many devices. It matters because
+// time-slicing does not limit memory: a container that uses more leaves less to the others.
 func (s fairShares) over(unit string, devices int, used *float64) *float64 {
 	replicas, offered := s.replicas[unit]
 	total := s.memory[unit]
@@ -525,21 +564,22 @@ func (s fairShares) over(unit string, devices int, used *float64) *float64 {
 	return new(max(0, *used-fair))
 }
 
-// ContendedFrom is the ratio of busy time from which a shared GPU counts as contended.
+// ContendedFrom is the fraction of busy time from which a shared GPU counts as contended.
 const ContendedFrom = 0.9
 
-// Contention says how much the containers on a GPU slow each other down.
+// Contention is how much the containers on a GPU slow each other down.
 type Contention struct {
 	GPU string
-	// MaxShare is the share, 0 to 1, of the container that computes most in what all
-	// containers compute. Near 1 with several active ones, the others get little.
+	// MaxShare is the most active container's share, 0 to 1, of what all containers compute. If it
+	// is near 1 and several are active, the others get little.
 	MaxShare float64
-	// Contended says that at least two containers compute, and that the GPU is busy
-	// for at least ContendedFrom of its time.
+	// Contended is true if at least two containers compute and the GPU is busy for at least
+	// ContendedFrom of its time.
 	Contended bool
 }
 
-// contention has an entry for each GPU on which containers compute, all of known use.
+// contention returns an entry for each GPU on which containers compute, if the use of all of them
+// is known.
 func contention(gpus []GPUUtilization, containers []ContainerUtilization) []Contention {
 	var list []Contention
 	for _, gpu := range gpus {
@@ -549,7 +589,8 @@ func contention(gpus []GPUUtilization, containers []ContainerUtilization) []Cont
 			if c.GPU != gpu.GPU {
 				continue
 			}
-			if sum = plus(sum, c.SM); c.SM != nil && *c.SM > 0 {
+			sum = plus(sum, c.SM)
+			if c.SM != nil && *c.SM > 0 {
 				most = max(most, *c.SM)
 				active++
 			}
@@ -558,7 +599,8 @@ func contention(gpus []GPUUtilization, containers []ContainerUtilization) []Cont
 			continue
 		}
 		list = append(list, Contention{
-			GPU: gpu.GPU, MaxShare: most / *sum,
+			GPU:       gpu.GPU,
+			MaxShare:  most / *sum,
 			Contended: active >= 2 && gpu.SM != nil && *gpu.SM >= ContendedFrom,
 		})
 	}
@@ -566,7 +608,7 @@ func contention(gpus []GPUUtilization, containers []ContainerUtilization) []Cont
 	return list
 }
 
-// plus is the sum, unknown if one of the two is.
+// plus returns the sum; unknown if either is.
 func plus(a, b *float64) *float64 {
 	if a == nil || b == nil {
 		return nil

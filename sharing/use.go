@@ -1,45 +1,46 @@
 package sharing
 
-// Use is how a unit is offered or held: under which name, and how containers share it. A unit has
-// one use at a time; from one to another it goes only when nobody holds it, or see CanBecome.
+// Use is how a unit is offered or held: its resource name, and how containers share it. A unit has
+// one use at a time. The use changes only when no pod holds the unit; CanBecome is the exception.
 type Use struct {
-	// Resource is the name at the device plugin. It is empty for a claim, whose device has none.
+	// Resource is the device plugin's resource name. It is empty for a claim, whose device has no
+	// resource name.
 	Resource string
 	Mode     Mode
 }
 
-// CanBecome says that a pod keeps its device when the unit goes from u to next: a whole unit that is
-// time-sliced under the same name. The device is one of its shares from then on.
+// CanBecome reports whether a pod keeps its device when the use changes from u to next: a whole
+// unit becomes time-sliced under the same name, and the device one of its shares.
 func (u Use) CanBecome(next Use) bool {
 	return u.Resource == next.Resource && u.Mode == Exclusive && next.Mode == TimeSliced
 }
 
-// Mode is how the containers that have a unit share it. Modes are compared by ==; the zero value is
-// that of a unit that is not offered.
+// Mode is how the containers that have a unit share it. Modes can be compared with ==. The zero
+// value is for a unit that is not offered.
 type Mode struct {
-	// Kind tells the modes apart. It is small, because every listed device has a mode.
+	// Kind is the kind of mode. It is small, because every listed device has a mode.
 	Kind ModeKind
-	// Shares is the number of shares by MPS, and 0 in other modes: a share by MPS is a fixed part of
-	// the unit, but time-slices of 4 and of 10 are the same to a container.
+	// Shares is the number of MPS shares, and 0 in other modes. An MPS share is a fixed part of the
+	// unit, but time-slices of 4 and of 10 are the same to a container.
 	Shares int
 }
 
-// ModeKind is a mode without the number of shares; the zero value is that of no mode.
+// ModeKind is a mode without the number of shares. The zero value is no mode.
 type ModeKind uint8
 
-// String is "exclusive", "time-slicing" or "mps", as in the DRA attribute sharing.
+// String returns "exclusive", "time-slicing" or "mps", as in the DRA attribute sharing.
 func (k ModeKind) String() string { return [...]string{"", "exclusive", "time-slicing", "mps"}[k] }
 
-// The modes besides those of MPS.
+// The modes other than MPS.
 var (
 	Exclusive  = Mode{Kind: 1}
 	TimeSliced = Mode{Kind: 2}
 )
 
-// MPSMode is the mode of a unit that has so many shares by MPS.
+// MPSMode returns the mode of a unit with this many MPS shares.
 func MPSMode(shares int) Mode { return Mode{Kind: 3, Shares: shares} }
 
-// Mode is how the unit is planned to be shared.
+// Mode returns how the plan shares the unit.
 func (u Unit) Mode() Mode {
 	switch {
 	case u.Replicas < 2:
@@ -50,8 +51,9 @@ func (u Unit) Mode() Mode {
 	return TimeSliced
 }
 
-// ModeOf is what a device ID says; what is not the ID of a replica is that of an exclusive unit. In
-// a list it may be one of its time-slices, see Use.CanBecome and plugin.Entry.
+// ModeOf returns the mode that a device ID names. Any text that is not the ID of a replica is taken
+// as the ID of an exclusive unit. In a list, that device may be one of the unit's time-slices; see
+// Use.CanBecome and plugin.Entry.
 func ModeOf(id string) Mode {
 	switch _, _, shares, shared := parseDeviceID(id); {
 	case !shared:

@@ -17,11 +17,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// file is a file of the image, which has one layer.
+// file is a file of the image. The image has one layer.
 type file struct {
 	// path is its path in the image, without a leading slash.
 	path string
-	// target is for a symbolic link, data for a regular file; a folder has neither.
+	// target is set for a symbolic link, data for a regular file; a folder has neither.
 	target string
 	data   []byte
 	mode   int64
@@ -29,24 +29,29 @@ type file struct {
 
 func (f file) size() int64 { return int64(len(f.data)) }
 
-// names are the names of NVIDIA's programs, so manifests for its image work with this one.
-// Those of the shell are what the scripts in them call.
+// names are the names of NVIDIA's programs, so that manifests for its image work with this one.
+// shellNames are the programs that scripts in such manifests call.
 var (
 	names      = []string{"nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon"}
 	shellNames = []string{"bash", "cat", "grep", "lsmod", "sleep"}
-	// variables are those of NVIDIA's image too, by which NVIDIA's runtime gives a container the
-	// driver: some of its manifests, such as the operator's of GPU feature discovery, name none.
+	// variables are also in NVIDIA's image. They make NVIDIA's runtime give a container the driver;
+	// some of NVIDIA's manifests, such as the operator's for GPU feature discovery, do not set
+	// them.
 	variables = []string{"PATH=/usr/bin", "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
 )
 
-// contents are the image's files: the program and the shell (none if that is "") under
-// their names, what the program needs of the C library, and the licences of all that is
-// linked into them, from the folder.
+// contents returns the image's files: the program and the shell under their names, the parts of the
+// C library that they need, and, from the folder licences, the licences of everything linked into
+// them. If shell is "", the image has none.
 func contents(binary, shell, licences string) ([]file, error) {
 	files := []file{
 		{path: "tmp", mode: 0o1777},
-		{path: "bin", target: "usr/bin"}, // Scripts name /bin/sh.
-		{path: "etc/passwd", data: []byte("root:x:0:0:root:/:/sbin/nologin\n"), mode: 0o644},
+		{path: "bin", target: "usr/bin"}, // Scripts use /bin/sh.
+		{
+			path: "etc/passwd",
+			data: []byte("root:x:0:0:root:/:/sbin/nologin\n"),
+			mode: 0o644,
+		},
 	}
 	for _, program := range []struct {
 		from, name string
@@ -59,7 +64,11 @@ func contents(binary, shell, licences string) ([]file, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read program: %w", err)
 		}
-		files = append(files, file{path: path.Join("usr/bin", program.name), data: data, mode: 0o755})
+		files = append(files, file{
+			path: path.Join("usr/bin", program.name),
+			data: data,
+			mode: 0o755,
+		})
 		for _, name := range program.names {
 			files = append(files, file{path: path.Join("usr/bin", name), target: program.name})
 		}
@@ -69,7 +78,11 @@ func contents(binary, shell, licences string) ([]file, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read licences: %w", err)
 		}
-		files = append(files, file{path: path.Join("usr/share/doc/virgate", name), data: text, mode: 0o644})
+		files = append(files, file{
+			path: path.Join("usr/share/doc/virgate", name),
+			data: text,
+			mode: 0o644,
+		})
 	}
 	libraries, err := libraries(binary)
 	if err != nil {
@@ -80,12 +93,12 @@ func contents(binary, shell, licences string) ([]file, error) {
 	return files, nil
 }
 
-// loaded are the libraries that NVIDIA's libnvidia-ml.so.1 needs besides the program's;
-// on glibc 2.34 and newer all but libm are empty.
+// loaded are the libraries that NVIDIA's libnvidia-ml.so.1 needs besides the program's; on glibc
+// 2.34 and newer all but libm are empty.
 var loaded = []string{"libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"}
 
-// libraries are the dynamic loader and the libraries of a program, at the paths where
-// the loader looks; none for a static program.
+// libraries returns the dynamic loader and the libraries of a program, at the paths where the
+// loader looks for them; none for a static program.
 func libraries(binary string) ([]file, error) {
 	program, err := elf.Open(binary)
 	if err != nil {
@@ -131,7 +144,8 @@ func libraries(binary string) ([]file, error) {
 	return files, nil
 }
 
-// find is the library's path here, in a folder that the image's loader searches too.
+// find returns the library's path on this machine. It searches only folders that the image's loader
+// searches too.
 func find(name string, machine elf.Machine) (string, error) {
 	triplet := map[elf.Machine]string{elf.EM_X86_64: "x86_64-linux-gnu", elf.EM_AARCH64: "aarch64-linux-gnu"}[machine]
 	folders := []string{"/lib/" + triplet, "/usr/lib/" + triplet, "/lib64", "/usr/lib64", "/lib", "/usr/lib"}
@@ -144,7 +158,8 @@ func find(name string, machine elf.Machine) (string, error) {
 	return "", fmt.Errorf("find library %s: in none of %s", name, strings.Join(folders, ", "))
 }
 
-// read reads a library as a file with the path of its link, and what libraries it needs.
+// read reads a library as a file with the path of its link, and returns the libraries that it
+// needs.
 func read(library string) (f file, needed []string, err error) {
 	data, err := os.ReadFile(library)
 	if err != nil {
@@ -157,7 +172,11 @@ func read(library string) (f file, needed []string, err error) {
 	if err != nil {
 		return file{}, nil, fmt.Errorf("read library %s: %w", library, err)
 	}
-	return file{path: strings.TrimPrefix(library, "/"), data: data, mode: 0o755}, needed, nil
+	return file{
+		path: strings.TrimPrefix(library, "/"),
+		data: data,
+		mode: 0o755,
+	}, needed, nil
 }
 
 func libraryNames(files []file) []string {
@@ -170,7 +189,7 @@ func libraryNames(files []file) []string {
 	return names
 }
 
-// pack makes a layer of the files and their folders, the same for the same files.
+// pack makes a layer of the files and their folders. The same files always give the same layer.
 func pack(files []file) (v1.Layer, error) {
 	var buffer bytes.Buffer
 	writer := tar.NewWriter(&buffer)
@@ -184,14 +203,27 @@ func pack(files []file) (v1.Layer, error) {
 			return err
 		}
 		made[name] = true
-		return writer.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: name + "/", Mode: 0o755, ModTime: time.Unix(0, 0)})
+		return writer.WriteHeader(&tar.Header{
+			Typeflag: tar.TypeDir,
+			Name:     name + "/",
+			Mode:     0o755,
+			ModTime:  time.Unix(0, 0),
+		})
 	}
 	for _, f := range files {
 		err := folder(path.Dir(f.path))
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: f.path, Mode: f.mode, Size: f.size(), ModTime: time.Unix(0, 0)}
+		header := &tar.Header{
+			Typeflag: tar.TypeReg,
+			Name:     f.path,
+			Mode:     f.mode,
+			Size:     f.size(),
+			ModTime:  time.Unix(0, 0),
+		}
 		switch {
 		case f.target != "":
-			header.Typeflag, header.Linkname, header.Mode = tar.TypeSymlink, f.target, 0o777
+			header.Typeflag = tar.TypeSymlink
+			header.Linkname = f.target
+			header.Mode = 0o777
 		case f.data == nil:
 			header.Typeflag, header.Name = tar.TypeDir, f.path+"/"
 			made[f.path] = true

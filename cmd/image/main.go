@@ -1,7 +1,6 @@
-// Command image writes a container image of Virgate as an archive that docker
-// load and ctr images import take. It needs no container engine and no
-// registry: the image is the program and the C libraries of this machine that
-// it, and a driver's library that it loads, need.
+// Command image writes a container image of Virgate as an archive that docker load and ctr images
+// import accept. It needs no container engine and no registry. The image contains the program, and
+// the C libraries of this machine that the program and the driver's library that it loads need.
 package main
 
 import (
@@ -25,10 +24,12 @@ import (
 func main() {
 	var o options
 	flag.StringVar(&o.binary, "binary", "bin/virgate", "the program, built with cgo or without")
-	flag.StringVar(&o.shell, "shell", "", "the program of ./shell, built without cgo, to be the image's sh; empty for none")
+	flag.StringVar(&o.shell, "shell", "",
+		"the program of ./shell, built without cgo, to be the image's sh; empty for none")
 	flag.StringVar(&o.output, "output", "bin/virgate-image.tar", "the archive to write")
 	flag.StringVar(&o.reference, "reference", "virgate:devel", "the image's name and tag")
-	flag.StringVar(&o.licences, "licences", "../..", "the folder with LICENSE and THIRD_PARTY_LICENSES, which the image carries")
+	flag.StringVar(&o.licences, "licences", "../..",
+		"the folder with LICENSE and THIRD_PARTY_LICENSES, which the image carries")
 	flag.StringVar(&o.version, "version", "devel", "the version that the labels say")
 	bom := flag.String("bom", "", "write a CycloneDX bill of materials of the program to this file, and no image")
 	flag.Parse()
@@ -65,7 +66,7 @@ func (o options) write() error {
 	if err != nil {
 		return fmt.Errorf("configure image: %w", err)
 	}
-	// An incomplete archive must not look like a complete one.
+	// An incomplete archive must not look complete.
 	partial := o.output + ".partial"
 	err = tarball.WriteToFile(partial, reference, image)
 	if err == nil {
@@ -79,7 +80,8 @@ func (o options) write() error {
 	for _, f := range files {
 		size += f.size()
 	}
-	fmt.Printf("%s: %s, %d files, %.1f MB: %s\n", o.output, o.reference, len(files), float64(size)/1e6, strings.Join(libraryNames(files), " "))
+	fmt.Printf("%s: %s, %d files, %.1f MB: %s\n", o.output, o.reference, len(files), float64(size)/1e6,
+		strings.Join(libraryNames(files), " "))
 	return nil
 }
 
@@ -90,10 +92,11 @@ func (o options) configure(image v1.Image) (v1.Image, error) {
 	}
 	config = config.DeepCopy()
 	config.Architecture, config.OS = runtime.GOARCH, "linux"
-	config.Created = v1.Time{Time: time.Unix(0, 0).UTC()} // The same program makes the same image.
+	config.Created = v1.Time{Time: time.Unix(0, 0).UTC()} // The same program gives the same image.
 	config.Config = v1.Config{
-		Entrypoint: []string{"/usr/bin/virgate"}, Cmd: []string{"run"},
-		Env: variables,
+		Entrypoint: []string{"/usr/bin/virgate"},
+		Cmd:        []string{"run"},
+		Env:        variables,
 		Labels: map[string]string{
 			"org.opencontainers.image.title":       "virgate",
 			"org.opencontainers.image.description": "Shares a node's NVIDIA GPUs among pods",
@@ -104,16 +107,17 @@ func (o options) configure(image v1.Image) (v1.Image, error) {
 	return mutate.ConfigFile(image, config)
 }
 
-// writeBOM writes the modules that are linked into the program as a CycloneDX
-// document. It says what the Go tool recorded in the binary, so it is true of
-// that binary and of no other. THIRD_PARTY_LICENSES has the licences.
+// writeBOM writes the modules that are linked into the program as a CycloneDX document. It uses
+// what the Go tool recorded in the binary, so the document is valid for that binary only.
+// THIRD_PARTY_LICENSES has the licences.
 func (o options) writeBOM(to string) error {
 	info, err := buildinfo.ReadFile(o.binary)
 	if err != nil {
 		return fmt.Errorf("read the build information of %s: %w", o.binary, err)
 	}
 	bom := cyclonedx.NewBOM()
-	bom.Metadata = &cyclonedx.Metadata{Component: component(cyclonedx.ComponentTypeApplication, info.Main.Path, o.version)}
+	bom.Metadata = &cyclonedx.Metadata{Component: component(cyclonedx.ComponentTypeApplication, info.Main.Path,
+		o.version)}
 	components := []cyclonedx.Component{*component(cyclonedx.ComponentTypeLibrary, "std", info.GoVersion)}
 	for _, module := range info.Deps {
 		used := cmp.Or(module.Replace, module)
@@ -133,5 +137,11 @@ func (o options) writeBOM(to string) error {
 
 func component(kind cyclonedx.ComponentType, path, version string) *cyclonedx.Component {
 	purl := "pkg:golang/" + path + "@" + version
-	return &cyclonedx.Component{Type: kind, BOMRef: purl, Name: path, Version: version, PackageURL: purl}
+	return &cyclonedx.Component{
+		Type:       kind,
+		BOMRef:     purl,
+		Name:       path,
+		Version:    version,
+		PackageURL: purl,
+	}
 }

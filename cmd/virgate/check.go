@@ -31,7 +31,8 @@ func checkCommand(environment environment) *cli.Command {
 			if len(names) == 0 {
 				return usageError{errors.New("check needs at least one FILE")}
 			}
-			if first := slices.Index(names, configsource.Stdin); first >= 0 && slices.Contains(names[first+1:], configsource.Stdin) {
+			if first := slices.Index(names, configsource.Stdin); first >= 0 &&
+				slices.Contains(names[first+1:], configsource.Stdin) {
 				return usageError{errors.New("check: - is there twice, and standard input can be read once")}
 			}
 			report := checkReport{Problems: []finding{}, Notes: []finding{}}
@@ -72,34 +73,48 @@ type checkReport struct {
 
 // finding is a problem or a note.
 type finding struct {
-	// File is as the command line names it, or the flag or variable that is wrong.
+	// File is the file as the command line names it, or the wrong flag or variable.
 	File string `json:"file"`
-	// Document is where in a manifest the document is: "[data.KEY]".
+	// Document is the document's place in a manifest: "[data.KEY]".
 	Document string `json:"document,omitempty"`
 	// Line is counted from 1, in the file or, as configs.File says, in the document; 0 if unknown.
 	Line int    `json:"line,omitempty"`
 	Path string `json:"path,omitempty"`
-	// Message has the value, if any.
+	// Message includes the value, if there is one.
 	Message string `json:"message"`
 }
 
-// newFinding is what a Problem of the file says.
+// newFinding returns the finding for a Problem of the file.
 func newFinding(file string, p configs.Problem) finding {
-	f := finding{File: p.File, Line: p.Line, Path: p.Path, Message: p.Reason()}
+	f := finding{
+		File:    p.File,
+		Line:    p.Line,
+		Path:    p.Path,
+		Message: p.Reason(),
+	}
 	if document, inside := strings.CutPrefix(p.File, file); inside {
 		f.File, f.Document = file, document
 	}
 	return f
 }
 
-// String is as Problem.Error.
+// String formats the finding like Problem.Error.
 func (f finding) String() string {
-	return configs.Problem{File: f.File + f.Document, Line: f.Line, Path: f.Path, Message: f.Message}.Error()
+	return configs.Problem{
+		File:    f.File + f.Document,
+		Line:    f.Line,
+		Path:    f.Path,
+		Message: f.Message,
+	}.Error()
 }
 
-// checkFile checks one file. It returns the problems; without any, the kind of the file, and notes
-// where Virgate differs from NVIDIA's plugin.
-func checkFile(ctx context.Context, path string, overrides configs.Overrides) (kind configs.DocumentKind, problems, notes []finding) {
+// checkFile checks one file. It returns the problems. If there are none, it returns the kind of the
+// file, and notes where Virgate differs from NVIDIA's plugin.
+func checkFile(
+	ctx context.Context,
+	path string,
+	overrides configs.Overrides,
+) (kind configs.DocumentKind, problems, notes []finding) {
 	name := configsource.Name(path)
 	data, err := configsource.Read(ctx, path)
 	if err != nil {
@@ -120,12 +135,21 @@ func checkFile(ctx context.Context, path string, overrides configs.Overrides) (k
 	}
 	look := func(place string, config configs.Config) {
 		note := func(line int, path, message string) {
-			notes = append(notes, newFinding(name, configs.Problem{File: place, Line: line, Path: path, Message: message}))
+			notes = append(notes, newFinding(name, configs.Problem{
+				File:    place,
+				Line:    line,
+				Path:    path,
+				Message: message,
+			}))
 		}
 		// Both errors begin with the path.
 		if err := config.CheckOffered(); err != nil {
 			path, message, _ := strings.Cut(err.Error(), ": ")
-			problems = append(problems, newFinding(name, configs.Problem{File: place, Path: path, Message: message}))
+			problems = append(problems, newFinding(name, configs.Problem{
+				File:    place,
+				Path:    path,
+				Message: message,
+			}))
 		}
 		if err := config.CheckMPS(); err != nil {
 			path, _, _ := strings.Cut(err.Error(), ": ")

@@ -132,7 +132,7 @@ func namesOf[T any](list []T, name func(T) string) []string {
 	return names
 }
 
-// clusterOptions are what the flags ask for, and how to reach the API server.
+// clusterOptions returns the options from the flags, and a client for the API server.
 func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.Client, namespace string, err error) {
 	options = cluster.Options{
 		Selector:      cmd.String("selector"),
@@ -159,7 +159,7 @@ func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.
 	return options, client, namespace, err
 }
 
-// lookAtCluster reads once and prints.
+// lookAtCluster reads the cluster once and prints the result.
 func lookAtCluster(
 	ctx context.Context,
 	cmd *cli.Command,
@@ -222,7 +222,7 @@ func lookAtCluster(
 	return err
 }
 
-// clusterPart is what the command shows: nodes without a subcommand.
+// clusterPart returns what the command shows: nodes without a subcommand.
 func clusterPart(cmd *cli.Command) string {
 	if slices.Contains([]string{"gpus", "tenants", "why"}, cmd.Name) {
 		return cmd.Name
@@ -230,7 +230,7 @@ func clusterPart(cmd *cli.Command) string {
 	return "nodes"
 }
 
-// clusterDocument is what -o json and yaml print.
+// clusterDocument returns the document for -o json and yaml.
 func clusterDocument(cmd *cli.Command, view cluster.View, list any) map[string]any {
 	document := map[string]any{
 		"at":             view.At,
@@ -243,7 +243,7 @@ func clusterDocument(cmd *cli.Command, view cluster.View, list any) map[string]a
 	return document
 }
 
-// terminal is the output if it is a terminal that can do more than write on; nil otherwise.
+// terminal returns the output if it is a terminal that can move its cursor; nil otherwise.
 func terminal(out io.Writer, environment environment) *os.File {
 	file, ok := out.(*os.File)
 	if kind, _ := environment("TERM"); !ok || kind == "dumb" || !term.IsTerminal(int(file.Fd())) {
@@ -252,13 +252,13 @@ func terminal(out io.Writer, environment environment) *os.File {
 	return file
 }
 
-// coloured says that the output is a terminal, and that nobody minds colours (no-color.org).
+// coloured reports whether the output is a terminal and colours are not turned off (no-color.org).
 func coloured(out io.Writer, environment environment) bool {
 	no, _ := environment("NO_COLOR")
 	return no == "" && terminal(out, environment) != nil
 }
 
-// bad and waiting are words of lines that are coloured.
+// bad and waiting are the words that give a line its colour.
 var (
 	bad = []string{
 		string(nodereport.ProfileRejected), string(sharing.Unhealthy), string(sharing.Suspect), "Unhealthy",
@@ -271,7 +271,8 @@ var (
 	}
 )
 
-// colour is what a line is painted with: red where something is ill, yellow where something waits.
+// colour returns the escape sequence for a line: red if something is unhealthy, yellow if something
+// waits.
 func colour(line string) string {
 	says := func(word string) bool { return strings.Contains(line, word) }
 	switch {
@@ -283,7 +284,7 @@ func colour(line string) string {
 	return ""
 }
 
-// paint gives lines their colour.
+// paint colours the lines.
 func paint(lines string, colours bool) string {
 	if !colours {
 		return lines
@@ -298,7 +299,8 @@ func paint(lines string, colours bool) string {
 	return out.String()
 }
 
-// clusterNodes has a line for each resource of each node, and where rules choose profiles one for each of those.
+// clusterNodes prints a line for each resource of each node. If rules choose profiles, it also
+// prints one for each rule.
 func (t *text) clusterNodes(v cluster.View, wide bool) {
 	header := []any{
 		"NODE", "WANTED", "APPLIED", "STATE", "GPUS", "RESOURCE", "ALLOCATABLE", "HELD", "FREE", "ILL", "LAYOUT",
@@ -362,7 +364,7 @@ func (t *text) clusterNodes(v cluster.View, wide bool) {
 	t.clusterRules(v.Rules, wide)
 }
 
-// clusterRules has a line for each rule or other reason why nodes have their profiles.
+// clusterRules prints a line for each rule or other reason why nodes have their profiles.
 func (t *text) clusterRules(rules []cluster.RuleView, wide bool) {
 	if len(rules) == 0 {
 		return
@@ -376,7 +378,8 @@ func (t *text) clusterRules(rules []cluster.RuleView, wide bool) {
 	table.end()
 }
 
-// byText is why a node has its profile; where it is not wide, in one or two words: "rule 2", "label", "default".
+// byText returns why a node has its profile; unless wide is set, in one or two words: "rule 2",
+// "label", "default".
 func byText(by string, wide bool) string {
 	words := strings.FieldsFunc(by, func(r rune) bool { return r == ' ' || r == ':' })
 	switch {
@@ -396,7 +399,8 @@ func count(n *int64) string {
 	return strconv.FormatInt(*n, 10)
 }
 
-// layoutText is "all-balanced" or "day 3/4: blocked", counting GPUs that have their layout.
+// layoutText returns "all-balanced" or "day 3/4: blocked", where the numbers count GPUs that have
+// their layout.
 func layoutText(n cluster.NodeView) string {
 	if len(n.Layouts) == 0 {
 		return cmp.Or(strings.TrimSpace(n.Layout+" "+n.LayoutState), "-")
@@ -419,7 +423,7 @@ func layoutText(n cluster.NodeView) string {
 	return fmt.Sprintf("%s %d/%d: %s", strings.Join(names, ","), applied, len(n.Layouts), state)
 }
 
-// oneLine is a note that fits; wide has all of it.
+// oneLine shortens a note to a line; with wide it keeps all of it.
 func oneLine(note string, wide bool) string {
 	note = strings.Join(strings.Fields(note), " ")
 	if runes := []rune(note); len(runes) > 100 && !wide {

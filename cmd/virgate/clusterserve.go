@@ -27,7 +27,8 @@ func clusterAddress(_ context.Context, _ *cli.Command, address string) error {
 	return nil
 }
 
-// serveAlone refuses what the page, which has all of the cluster and keeps itself up to date, would ignore.
+// serveAlone returns an error for flags that the page would ignore. The page shows the whole
+// cluster and updates itself.
 func serveAlone(cmd *cli.Command) error {
 	switch {
 	case !cmd.IsSet("serve"):
@@ -44,7 +45,7 @@ func serveAlone(cmd *cli.Command) error {
 	return nil
 }
 
-// serveCluster shows the cluster as a page until ctx ends.
+// serveCluster serves the cluster as a page until ctx ends.
 func serveCluster(ctx context.Context, notes io.Writer, address string, watcher *cluster.Watcher) error {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {

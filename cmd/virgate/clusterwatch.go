@@ -23,10 +23,19 @@ import (
 	"github.com/virgate/virgate/internal/status"
 )
 
-// watchCluster shows the cluster and what changes in it, until the context ends or a key is pressed,
-// which is no error.
-func watchCluster(ctx context.Context, cmd *cli.Command, environment environment, watcher *cluster.Watcher, show func(*text, cluster.View, bool), of func(cluster.View) (any, []string)) error {
-	output, out, notes := cmd.String("output"), cmd.Root().Writer, cmd.Root().ErrWriter
+// watchCluster shows the cluster and its changes until the context ends or a key is pressed;
+// neither is an error.
+func watchCluster(
+	ctx context.Context,
+	cmd *cli.Command,
+	environment environment,
+	watcher *cluster.Watcher,
+	show func(*text, cluster.View, bool),
+	of func(cluster.View) (any, []string),
+) error {
+	output := cmd.String("output")
+	out := cmd.Root().Writer
+	notes := cmd.Root().ErrWriter
 	table := func(view cluster.View) string {
 		var t text
 		show(&t, view, output == "wide")
@@ -77,9 +86,14 @@ func watchCluster(ctx context.Context, cmd *cli.Command, environment environment
 // errEnough ends eachSnapshot without an error.
 var errEnough = errors.New("enough")
 
-// eachSnapshot runs the watcher and presents each snapshot, and the last again when asked to. At
-// first there is none: nil. It returns nil when the context ends.
-func eachSnapshot(ctx context.Context, watcher *cluster.Watcher, again <-chan error, present func(*cluster.Snapshot) error) error {
+// eachSnapshot runs the watcher and presents each snapshot; before the first one it presents nil.
+// When again receives, it presents the last one again. It returns nil when the context ends.
+func eachSnapshot(
+	ctx context.Context,
+	watcher *cluster.Watcher,
+	again <-chan error,
+	present func(*cluster.Snapshot) error,
+) error {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() { ended <- watcher.Run(ctx) }()
@@ -111,11 +125,11 @@ func eachSnapshot(ctx context.Context, watcher *cluster.Watcher, again <-chan er
 	return err
 }
 
-// ages are what grows older by itself, or is written again and again: no change.
+// ages matches text that grows older by itself or is written repeatedly, and so is no change.
 var ages = regexp.MustCompile(`nothing heard for [0-9hms]+|[0-9hms]+ ago|"heartbeat":"[^"]*"`)
 
-// changedDocument is the document in one line, or as one of a stream of YAML documents; nothing
-// where only its time, or an age, is another than before.
+// changedDocument returns the document in one line, or as one of a stream of YAML documents. It
+// returns nothing if only its time or an age has changed.
 func changedDocument(before *string, document map[string]any, output string) ([]byte, error) {
 	whole, err := json.Marshal(document)
 	if err != nil {
@@ -137,21 +151,21 @@ func changedDocument(before *string, document map[string]any, output string) ([]
 	return slices.Concat([]byte("---\n"), data), err
 }
 
-// changedLines makes of tables the lines that are new, each with its time.
+// changedLines finds the new lines of a table, and adds the time to each.
 type changedLines struct {
-	// keys is how many cells say what a line is of.
+	// keys is the number of cells that identify what a line is about.
 	keys        int
 	lines, gone map[string]bool
 }
 
-// next returns the table's lines that were not in the last, and what had lines in it and has none
-// any more. The first table is returned as a whole.
+// next returns the lines that were not in the previous table, and what had lines in it but has none
+// now. It returns the first table as a whole.
 func (c *changedLines) next(table string, at time.Time) string {
 	var out strings.Builder
 	now, first := at.UTC().Format(time.RFC3339), c.lines == nil
 	lines, names := map[string]bool{}, map[string]bool{}
 	for i, line := range slices.Collect(strings.Lines(table)) {
-		cells := strings.Fields(ages.ReplaceAllString(line, "old")) // Columns grow wider with other lines.
+		cells := strings.Fields(ages.ReplaceAllString(line, "old")) // Other lines can make columns wider.
 		key := strings.Join(cells, " ")
 		lines[key] = true
 		names[strings.Join(cells[:min(c.keys, len(cells))], "  ")] = true
@@ -174,13 +188,19 @@ func (c *changedLines) next(table string, at time.Time) string {
 }
 
 const (
-	// A line that is longer than the terminal is wide must not take two: no line wraps.
+	// No line wraps: a line that is too wide for the terminal must not take two.
 	beginLive = "\x1b[?25l\x1b[?7l"
 	endLive   = "\x1b[?7h\x1b[?25h\r\n"
 )
 
-// liveTable draws the table again and again, from the terminal's first line, until q or Ctrl-C.
-func liveTable(ctx context.Context, watcher *cluster.Watcher, in, out *os.File, colours bool, table func(cluster.View) string) error {
+// liveTable redraws the table from the terminal's first line, until q or Ctrl-C.
+func liveTable(
+	ctx context.Context,
+	watcher *cluster.Watcher,
+	in, out *os.File,
+	colours bool,
+	table func(cluster.View) string,
+) error {
 	resized := make(chan os.Signal, 1)
 	signal.Notify(resized, syscall.SIGWINCH)
 	defer signal.Stop(resized)
@@ -201,9 +221,9 @@ func liveTable(ctx context.Context, watcher *cluster.Watcher, in, out *os.File, 
 			}
 		}
 	}()
-	if before, err := term.MakeRaw(int(in.Fd())); err == nil { // Keys come one by one, and are not shown.
+	if before, err := term.MakeRaw(int(in.Fd())); err == nil { // Read single keys, without echo.
 		defer func() { _ = term.Restore(int(in.Fd()), before) }()
-		go func() { // Ends with the program at the latest: nothing else ends a read.
+		go func() { // It ends with the program at the latest, because nothing else ends a read.
 			for key := make([]byte, 1); ; {
 				if _, err := in.Read(key); err != nil {
 					return
@@ -219,7 +239,8 @@ func liveTable(ctx context.Context, watcher *cluster.Watcher, in, out *os.File, 
 		}()
 	}
 	_, height, _ := term.GetSize(int(out.Fd()))
-	if _, err := io.WriteString(out, strings.Repeat("\r\n", max(0, height-1))+beginLive); err != nil { // What is there scrolls away.
+	// Scroll away what the terminal shows.
+	if _, err := io.WriteString(out, strings.Repeat("\r\n", max(0, height-1))+beginLive); err != nil {
 		return err
 	}
 	defer func() { _, _ = io.WriteString(out, endLive) }()
@@ -242,8 +263,8 @@ func liveTable(ctx context.Context, watcher *cluster.Watcher, in, out *os.File, 
 	})
 }
 
-// frame draws lines over what a terminal shows, from its first line on, so that nothing flickers.
-// Lines that do not fit are counted in the last. It is pure.
+// frame draws lines over the terminal's content, from its first line on, so that nothing flickers.
+// The last line counts the lines that do not fit. It is pure.
 func frame(lines []string, width, height int, colours bool) []byte {
 	if more := len(lines) - height; more > 0 && height > 0 {
 		lines = append(slices.Clone(lines[:height-1]), fmt.Sprintf("… %d more", more+1))
@@ -264,7 +285,8 @@ func frame(lines []string, width, height int, colours bool) []byte {
 		if paint != "" {
 			line = paint + line + "\x1b[0m"
 		}
-		out.WriteString("\x1b[2K" + line) // Cleared first: at the terminal's edge the last letter would go with the rest.
+		// Clear first: at the terminal's edge, clearing afterwards would delete the last letter.
+		out.WriteString("\x1b[2K" + line)
 	}
 	if len(lines) < height {
 		out.WriteString("\r\n\x1b[J")

@@ -17,11 +17,18 @@ import (
 
 func clusterWhyCommand(environment environment) *cli.Command {
 	return &cli.Command{
-		Name: "why", Usage: "says why a pod waits for a GPU", ArgsUsage: "POD",
-		HideHelpCommand: true, // A pod may be named help, or h.
-		Description: "Says it of POD in --namespace, or of NAMESPACE/POD: which nodes do not take it, for what cause, and what would help.\n\n" +
+		Name:            "why",
+		Usage:           "says why a pod waits for a GPU",
+		ArgsUsage:       "POD",
+		HideHelpCommand: true, // A pod may be named help or h.
+		Description: "Says it of POD in --namespace, or of NAMESPACE/POD: which nodes do not take it, for what " +
+			"cause, and what would help.\n\n" +
 			"Example: virgate cluster why -n research training-0",
-		Flags: []cli.Flag{&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "the pod's namespace; without it the kubeconfig context's"}},
+		Flags: []cli.Flag{&cli.StringFlag{
+			Name:    "namespace",
+			Aliases: []string{"n"},
+			Usage:   "the pod's namespace; without it the kubeconfig context's",
+		}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			return whyAPodWaits(ctx, cmd, environment)
 		},
@@ -35,7 +42,8 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	output := cmd.String("output")
 	switch {
 	case cmd.Args().Len() != 1:
-		return usageError{fmt.Errorf("%s takes one pod, got %d; see %s --help", nameOf(cmd), cmd.Args().Len(), cmd.FullName())}
+		return usageError{fmt.Errorf("%s takes one pod, got %d; see %s --help", nameOf(cmd), cmd.Args().Len(),
+			cmd.FullName())}
 	case output == "name":
 		return usageError{fmt.Errorf("--output %q: %s has table, json and yaml", output, nameOf(cmd))}
 	case cmd.Bool("watch"):
@@ -57,7 +65,8 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	began := time.Now()
 	answer, err := client.Why(ctx, options, namespace, name)
 	if cmd.Bool("verbose") {
-		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests, in %s\n", client.Lists.Load(), time.Since(began).Round(time.Millisecond))
+		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests, in %s\n", client.Lists.Load(),
+			time.Since(began).Round(time.Millisecond))
 	}
 	if err != nil {
 		return fmt.Errorf("%s", status.Plain(err.Error()))
@@ -78,7 +87,11 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	said.why(answer, output == "wide")
 	verdict, rest, _ := strings.Cut(status.Plain(said.String()), "\n")
 	if coloured(out, environment) {
-		colour := map[string]string{"waiting": "33", "starting": "33", "refused": "31"}[answer.State]
+		colour := map[string]string{
+			"waiting":  "33",
+			"starting": "33",
+			"refused":  "31",
+		}[answer.State]
 		if colour != "" {
 			verdict = "\x1b[" + colour + "m" + verdict + "\x1b[0m"
 		}
@@ -87,7 +100,7 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	return err
 }
 
-// why is the verdict in the first line, then nodes by cause, then what helps.
+// why prints the verdict in the first line, then the nodes by cause, then what helps.
 func (t *text) why(a cluster.Answer, wide bool) {
 	line := func(text string) string { return strings.Join(strings.Fields(text), " ") }
 	t.line("%s.", line(a.Verdict))
@@ -100,7 +113,8 @@ func (t *text) why(a cluster.Answer, wide bool) {
 		for i, cause := range group.Causes {
 			causes[i] = cause.Text
 		}
-		t.line("  %s: %s (%s)", cluster.Count(len(group.Nodes), "node"), line(strings.Join(causes, "; ")), cluster.Some(group.Nodes, most))
+		t.line("  %s: %s (%s)", cluster.Count(len(group.Nodes), "node"), line(strings.Join(causes, "; ")),
+			cluster.Some(group.Nodes, most))
 		if len(group.Holders) > 0 {
 			t.line("    held by %s", cluster.Some(group.Holders, most))
 		}

@@ -18,8 +18,8 @@ import (
 	"github.com/virgate/virgate/internal/configsource"
 )
 
-// configManagerCommand does what NVIDIA's config-manager does, so that its
-// manifests work with this image. Virgate itself needs none: see clusterFlags.
+// configManagerCommand does what NVIDIA's config-manager does, so that its manifests work with this
+// image. Virgate itself does not need it: see clusterFlags.
 func configManagerCommand(environment environment, stderr io.Writer) *cli.Command {
 	var flags []cli.Flag
 	for _, flag := range clusterFlags(environment) {
@@ -29,13 +29,21 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 	}
 	text := func(name, variable, usage string) cli.Flag {
 		value, _ := environment(variable)
-		return &cli.StringFlag{Name: name, Value: value, Usage: usage + " [$" + variable + "]"}
+		return &cli.StringFlag{
+			Name:  name,
+			Value: value,
+			Usage: usage + " [$" + variable + "]",
+		}
 	}
 	once, _ := environment("ONESHOT")
 	oneshot, onceErr := strconv.ParseBool(cmp.Or(once, "false"))
 	flags = append(flags,
 		text("config-file-dst", "CONFIG_FILE_DST", "the link to keep at the chosen profile"),
-		&cli.BoolFlag{Name: "oneshot", Value: oneshot, Usage: "end when the profile has been chosen [$ONESHOT]"},
+		&cli.BoolFlag{
+			Name:  "oneshot",
+			Value: oneshot,
+			Usage: "end when the profile has been chosen [$ONESHOT]",
+		},
 		&cli.BoolFlag{Name: "send-signal", Usage: "no effect: the plugin follows the link by itself [$SEND_SIGNAL]"},
 		text("signal", "SIGNAL", "no effect"),
 		text("process-to-signal", "PROCESS_TO_SIGNAL", "no effect"),
@@ -44,8 +52,10 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 		Name:  "config-manager",
 		Usage: "keeps a link to the profile that the node's label names, like NVIDIA's config-manager",
 		Description: "For manifests of NVIDIA's device plugin in which only the image is replaced.\n" +
-			"When no profile can be chosen, the link stays as it is. virgate run --config-map needs no such helper.\n\n" +
-			"Example: virgate config-manager --config-dir /available-configs --config-file-dst /config/config.yaml --oneshot",
+			"When no profile can be chosen, the link stays as it is. virgate run --config-map needs no such " +
+			"helper.\n\n" +
+			"Example: virgate config-manager --config-dir /available-configs --config-file-dst /config/config.yaml " +
+			"--oneshot",
 		Flags:  flags,
 		Hidden: true,
 		Action: func(ctx context.Context, cmd *cli.Command) error {
@@ -62,8 +72,18 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 			if err != nil {
 				return err
 			}
-			node := &configsource.NodeSource{Source: o.Source, Labels: o.Labels, Default: o.Default, Fallbacks: o.Fallbacks}
-			m := configManager{node: node, dir: cmd.String("config-dir"), link: cmd.String("config-file-dst"), log: log}
+			node := &configsource.NodeSource{
+				Source:    o.Source,
+				Labels:    o.Labels,
+				Default:   o.Default,
+				Fallbacks: o.Fallbacks,
+			}
+			m := configManager{
+				node: node,
+				dir:  cmd.String("config-dir"),
+				link: cmd.String("config-file-dst"),
+				log:  log,
+			}
 			return m.run(ctx, cmd.Bool("oneshot"))
 		},
 	}
@@ -71,16 +91,16 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 
 type configManager struct {
 	node *configsource.NodeSource
-	// dir has the profiles; link points to the chosen one.
+	// dir contains the profiles; link points to the chosen one.
 	dir, link string
 	log       *slog.Logger
-	// lastError is the error that was logged last.
+	// lastError is the last error that was logged.
 	lastError string
 }
 
-// run follows the label until ctx ends, or with once until a profile has been chosen. It
-// is no error then that none can be: a plugin that starts without the link serves the
-// profile of its last run, but one that never starts serves nothing.
+// run follows the label until ctx ends, or, with once, until a profile has been chosen. With once
+// it is no error if none can be chosen: a plugin that starts without the link serves the profile of
+// its last run, but one that never starts serves nothing.
 func (m *configManager) run(ctx context.Context, once bool) error {
 	watching := configsource.StartWatching(ctx, m.node)
 	watching.Await(ctx, func() bool { return m.look() && once })
@@ -90,13 +110,13 @@ func (m *configManager) run(ctx context.Context, once bool) error {
 	return nil
 }
 
-// look points the link to the chosen profile; false while it is not known which that is.
+// look points the link to the chosen profile. It returns false while the choice is not known.
 func (m *configManager) look() bool {
 	wanted, err := m.node.Selected()
 	if errors.Is(err, configs.ErrPending) {
 		return false
 	}
-	// Whether the profile is valid is for the plugin to say.
+	// The plugin checks whether the profile is valid.
 	switch _, missing := os.Stat(filepath.Join(m.dir, wanted.Name)); {
 	case wanted.Name != "" && missing == nil:
 		err = m.point(filepath.Join(m.dir, wanted.Name))
@@ -110,8 +130,8 @@ func (m *configManager) look() bool {
 	return true
 }
 
-// point makes the link point to the file, or replaces it by an empty file for "". It
-// is replaced by a rename, so that there is always one or the other.
+// point makes the link point to the file, or replaces it by an empty file if target is "". It
+// replaces it by a rename, so that one or the other always exists.
 func (m *configManager) point(target string) error {
 	if now, err := os.Readlink(m.link); err == nil && now == target {
 		return nil

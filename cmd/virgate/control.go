@@ -40,7 +40,12 @@ func clearCommand() *cli.Command {
 			"its partitions. Reset or replace a GPU with a fatal error first: this does neither.\n\n" +
 			"Example: virgate health clear --gpu 0",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "gpu", Required: true, Usage: "a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)"},
+			&cli.StringFlag{
+				Name:     "gpu",
+				Required: true,
+				Usage: "a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID " +
+					"(00000000:3B:00.0)",
+			},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			return healthRequest(ctx, cmd, http.MethodPost, "/health/clear", url.Values{"gpu": {cmd.String("gpu")}})
@@ -93,7 +98,7 @@ func simCommand() *cli.Command {
 	return command
 }
 
-// verbCommand is the command for one thing that a simulated node can be told to do.
+// verbCommand returns the command for one verb of a simulated node.
 func verbCommand(verb simnode.Verb) *cli.Command {
 	command := &cli.Command{Name: verb.Name, Usage: verb.Usage}
 	var positional []simnode.Argument
@@ -104,7 +109,11 @@ func verbCommand(verb simnode.Verb) *cli.Command {
 			words = append(words, strings.ToUpper(argument.Name))
 			continue
 		}
-		command.Flags = append(command.Flags, &cli.StringFlag{Name: argument.Name, Usage: argument.Usage, Required: !argument.Optional})
+		command.Flags = append(command.Flags, &cli.StringFlag{
+			Name:     argument.Name,
+			Usage:    argument.Usage,
+			Required: !argument.Optional,
+		})
 	}
 	command.ArgsUsage = strings.Join(words, " ")
 	command.Action = func(ctx context.Context, cmd *cli.Command) error {
@@ -127,16 +136,21 @@ func verbCommand(verb simnode.Verb) *cli.Command {
 }
 
 func controlSocketFlag() cli.Flag {
-	return &cli.StringFlag{Name: "control-socket", Value: "/run/virgate/control.sock", Usage: "the control socket of the running Virgate"}
+	return &cli.StringFlag{
+		Name:  "control-socket",
+		Value: "/run/virgate/control.sock",
+		Usage: "the control socket of the running Virgate",
+	}
 }
 
-// callControl sends a request to the program behind the control socket and
-// returns its answer. The error is the program's own where it answered.
+// callControl sends a request to the program behind the control socket and returns its answer. If
+// the program answers with an error, that is the error.
 func callControl(ctx context.Context, cmd *cli.Command, method, path string, arguments url.Values) ([]byte, error) {
 	socket := cmd.String("control-socket")
-	code, answer, err := fetch(ctx, method, "http://virgate"+path+"?"+arguments.Encode(), func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	})
+	code, answer, err := fetch(ctx, method, "http://virgate"+path+"?"+arguments.Encode(),
+		func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		})
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("no Virgate answers at %s: %w%s", socket, err, onCluster(cmd, "control-socket"))
@@ -146,7 +160,8 @@ func callControl(ctx context.Context, cmd *cli.Command, method, path string, arg
 	return answer, nil
 }
 
-// onCluster ends an error of a command that has asked where Virgate is by default; not if the flag named another place.
+// onCluster returns the end of an error about a program that was not found at the default place; ""
+// if the flag named another place.
 func onCluster(cmd *cli.Command, flag string) string {
 	if cmd.IsSet(flag) {
 		return ""
@@ -154,11 +169,15 @@ func onCluster(cmd *cli.Command, flag string) string {
 	return "; on a cluster: kubectl -n virgate exec POD -- " + cmd.FullName()
 }
 
-// longestAnswer bounds what a running program may answer, in bytes.
+// longestAnswer limits the answer of a running program, in bytes.
 const longestAnswer = 4 << 20
 
-// fetch sends a request. Dial replaces the usual way to connect; nil for none.
-func fetch(ctx context.Context, method, address string, dial func(ctx context.Context, network, address string) (net.Conn, error)) (code int, answer []byte, err error) {
+// fetch sends a request. dial replaces the usual way to connect; nil keeps it.
+func fetch(
+	ctx context.Context,
+	method, address string,
+	dial func(ctx context.Context, network, address string) (net.Conn, error),
+) (code int, answer []byte, err error) {
 	request, err := http.NewRequestWithContext(ctx, method, address, nil)
 	if err != nil {
 		return 0, nil, err
@@ -167,7 +186,7 @@ func fetch(ctx context.Context, method, address string, dial func(ctx context.Co
 	defer transport.CloseIdleConnections()
 	response, err := (&http.Client{Transport: transport}).Do(request)
 	if failed := (*url.Error)(nil); errors.As(err, &failed) {
-		err = failed.Err // The URL would say the address twice, or one that nobody has asked for.
+		err = failed.Err // The URL would repeat the address, or show one that the user never typed.
 	}
 	if err != nil {
 		return 0, nil, err

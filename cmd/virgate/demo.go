@@ -38,17 +38,27 @@ func demoCommand() *cli.Command {
 			"each step. The exit code is 0 only if every step succeeded.\n\n" +
 			"Example: virgate demo --serve, then open http://localhost:9400/status",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "scenario", Value: "main", Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running pods; guard: pods use more memory than is theirs; mps: time slices, MPS and whole GPUs, and a daemon that dies; dra: claims instead of the device plugin, partitions on demand, and back"},
+			&cli.StringFlag{
+				Name:  "scenario",
+				Value: "main",
+				Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running " +
+					"pods; guard: pods use more memory than is theirs; mps: time slices, MPS and whole GPUs, and a " +
+					"daemon that dies; dra: claims instead of the device plugin, partitions on demand, and back",
+			},
 			worldFlag(),
 			&cli.BoolFlag{Name: "serve", Usage: "keep running afterwards, with HTTP on --listen"},
-			&cli.StringFlag{Name: "listen", Value: "localhost:9400", Usage: "the HTTP address with --serve"},
+			&cli.StringFlag{
+				Name:  "listen",
+				Value: "localhost:9400",
+				Usage: "the HTTP address with --serve",
+			},
 			&cli.BoolFlag{Name: "verbose", Usage: "print the program's log on standard error"},
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			listen := ""
 			if cmd.Bool("serve") {
 				listen = cmd.String("listen")
-				// So that an address in use is reported before the first step.
+				// Try the address first, so that one in use is reported before the first step.
 				listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", listen)
 				if err == nil {
 					err = listener.Close()
@@ -63,7 +73,8 @@ func demoCommand() *cli.Command {
 			}
 			scenario, known := scenarios()[cmd.String("scenario")]
 			if !known {
-				return usageError{fmt.Errorf("--scenario %q is none of main, mig, guard, mps, dra", cmd.String("scenario"))}
+				return usageError{fmt.Errorf("--scenario %q is none of main, mig, guard, mps, dra",
+					cmd.String("scenario"))}
 			}
 			node, err := openSimulated(scenario.node, cmd.String("sim-world"))
 			if err != nil {
@@ -77,44 +88,74 @@ func demoCommand() *cli.Command {
 // demoNode is the real program between a simulated node and a simulated kubelet.
 type demoNode struct {
 	node *simnode.Node
-	// gpus are the node's at the start.
+	// gpus are the node's GPUs at the start.
 	gpus    []sharing.GPU
 	kubelet *simkubelet.Kubelet
 	// profile is the path of the profile that the program watches.
 	profile string
 	out     io.Writer
 	api     *demoAPI
-	// mps is the directory of virgate mps, mpsGPU the GPU that pods share by it.
+	// mps is the directory of virgate mps. mpsGPU is the GPU that pods share by MPS.
 	mps, mpsGPU string
-	// dra serves claims; nil where the device plugin has all.
+	// dra serves claims; nil if the device plugin serves everything.
 	dra *demoDRA
-	// broken are the steps that did not come true.
+	// broken are the messages of failed checks.
 	broken []string
 }
 
-// scenario is a node, the profile it starts with, and the steps of the demo.
+// scenario is a node, its first profile, and the steps of the demo.
 type scenario struct {
 	node    string
 	profile []byte
 	steps   func(*demoNode) []step
-	// afterwards runs when the demo keeps serving; nil for nothing.
+	// afterwards runs if the demo keeps serving; nil for nothing.
 	afterwards func(*demoNode, context.Context) error
-	// claims has the program serve claims too.
+	// claims makes the program serve claims too.
 	claims bool
 }
 
 func scenarios() map[string]scenario {
 	return map[string]scenario{
-		"main":  {node: "dgx-a100", profile: timesSlicedBy(10), steps: (*demoNode).mainSteps, afterwards: (*demoNode).fillNode},
-		"mig":   {node: "h100+all-1g.10gb", profile: withLayout("all-1g.10gb"), steps: (*demoNode).migSteps},
-		"mps":   {node: "t4x2", profile: timesSlicedBy(4), steps: (*demoNode).mpsSteps, afterwards: (*demoNode).serveMPS},
-		"guard": {node: "t4", profile: []byte(guardedProfile), steps: (*demoNode).guardSteps},
-		"dra":   {node: "h100x2", profile: []byte(byPlugin), steps: (*demoNode).draSteps, claims: true},
+		"main": {
+			node:       "dgx-a100",
+			profile:    timesSlicedBy(10),
+			steps:      (*demoNode).mainSteps,
+			afterwards: (*demoNode).fillNode,
+		},
+		"mig": {
+			node:    "h100+all-1g.10gb",
+			profile: withLayout("all-1g.10gb"),
+			steps:   (*demoNode).migSteps,
+		},
+		"mps": {
+			node:       "t4x2",
+			profile:    timesSlicedBy(4),
+			steps:      (*demoNode).mpsSteps,
+			afterwards: (*demoNode).serveMPS,
+		},
+		"guard": {
+			node:    "t4",
+			profile: []byte(guardedProfile),
+			steps:   (*demoNode).guardSteps,
+		},
+		"dra": {
+			node:    "h100x2",
+			profile: []byte(byPlugin),
+			steps:   (*demoNode).draSteps,
+			claims:  true,
+		},
 	}
 }
 
-// demo starts everything, goes through the steps, and cleans up.
-func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, node *simnode.Node, scenario scenario) error {
+// demo starts everything, plays the steps, and cleans up.
+func demo(
+	ctx context.Context,
+	out io.Writer,
+	log *slog.Logger,
+	listen string,
+	node *simnode.Node,
+	scenario scenario,
+) error {
 	dir, err := demoDir()
 	if err != nil {
 		return fmt.Errorf("demo: %w", err)
@@ -126,8 +167,15 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 		return fmt.Errorf("demo: %w", err)
 	}
 	s := &demoNode{
-		node: node, gpus: gpus, out: out, profile: filepath.Join(dir, "profile.yaml"),
-		kubelet: simkubelet.New(simkubelet.Options{Dir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"), Logger: log.With("component", "kubelet")}),
+		node:    node,
+		gpus:    gpus,
+		out:     out,
+		profile: filepath.Join(dir, "profile.yaml"),
+		kubelet: simkubelet.New(simkubelet.Options{
+			Dir:                filepath.Join(dir, "dp"),
+			PodResourcesSocket: filepath.Join(dir, "pr.sock"),
+			Logger:             log.With("component", "kubelet"),
+		}),
 	}
 	s.api = &demoAPI{kubelet: s.kubelet}
 	s.mps = filepath.Join(dir, "mps")
@@ -137,16 +185,30 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	options := daemon.Options{
-		GPUs:      func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(node, node), nil },
-		Profile:   daemon.ProfileOptions{Path: s.profile, Overrides: configs.Overrides{"flags.mpsRoot": {Value: s.mps}}},
-		MPSSocket: filepath.Join(s.mps, mps.SocketName),
-		Guard:     s.api.pods(),
-		PluginDir: filepath.Join(dir, "dp"), PodResourcesSocket: filepath.Join(dir, "pr.sock"),
-		Timing: plugin.Timing{RemovalDelay: time.Second}, Rescan: 300 * time.Millisecond, Probe: 300 * time.Millisecond,
-		Settings: agent.Settings{SampleInterval: time.Second, Listen: listen, Logger: log, Version: version},
+		GPUs: func(configs.StartupSettings) (daemon.GPUs, error) {
+			return daemon.Simulated(node, node), nil
+		},
+		Profile: daemon.ProfileOptions{
+			Path:      s.profile,
+			Overrides: configs.Overrides{"flags.mpsRoot": {Value: s.mps}},
+		},
+		MPSSocket:          filepath.Join(s.mps, mps.SocketName),
+		Guard:              s.api.pods(),
+		PluginDir:          filepath.Join(dir, "dp"),
+		PodResourcesSocket: filepath.Join(dir, "pr.sock"),
+		Timing:             plugin.Timing{RemovalDelay: time.Second},
+		Rescan:             300 * time.Millisecond,
+		Probe:              300 * time.Millisecond,
+		Settings: agent.Settings{
+			SampleInterval: time.Second,
+			Listen:         listen,
+			Logger:         log,
+			Version:        version,
+		},
 	}
 	if scenario.claims {
-		if s.dra, err = newDemoDRA(ctx, dir, log); err != nil {
+		s.dra, err = newDemoDRA(ctx, dir, log)
+		if err != nil {
 			return fmt.Errorf("demo: %w", err)
 		}
 		options.DRA, options.NodeName = s.dra.options, demoNodeName
@@ -180,8 +242,8 @@ func demo(ctx context.Context, out io.Writer, log *slog.Logger, listen string, n
 	return nil
 }
 
-// demoDir is a new temporary directory. It is in /tmp where TMPDIR is too long for the paths of Unix sockets, as on
-// macOS, or is one that other users cannot enter, as an MPS server's user must.
+// demoDir returns a new temporary directory. It is in /tmp if TMPDIR is too long for the paths of
+// Unix sockets, as on macOS, or if other users cannot enter it, as the user of an MPS server must.
 func demoDir() (string, error) {
 	dir, err := os.MkdirTemp("", "virgate")
 	if err != nil {
@@ -200,7 +262,7 @@ func (s *demoNode) say(format string, arguments ...any) {
 	_, _ = fmt.Fprintf(s.out, format+"\n", arguments...)
 }
 
-// check prints whether something came true, and remembers when it did not.
+// check prints whether a check passed, and remembers a failed one.
 func (s *demoNode) check(ok bool, format string, arguments ...any) {
 	mark := "✓"
 	message := fmt.Sprintf(format, arguments...)
@@ -211,7 +273,7 @@ func (s *demoNode) check(ok bool, format string, arguments ...any) {
 	s.say("   %s %s", mark, message)
 }
 
-// timesSlicedBy is a profile in the form of NVIDIA's device plugin.
+// timesSlicedBy returns a profile in the format of NVIDIA's device plugin.
 func timesSlicedBy(replicas int) []byte {
 	return fmt.Appendf(nil, `version: v1
 sharing:
@@ -222,7 +284,7 @@ sharing:
 `, replicas)
 }
 
-// replace makes data the profile, as an operator's editor would.
+// replace makes data the profile, in the way an operator's editor does.
 func (s *demoNode) replace(data []byte) error {
 	next := s.profile + ".new"
 	if err := os.WriteFile(next, data, 0o600); err != nil {
@@ -255,7 +317,7 @@ func (s *demoNode) mainSteps() []step {
 	}
 }
 
-// playSteps goes through the steps, also after one that did not come true; an error ends it.
+// playSteps plays the steps. A failed check does not stop it; an error does.
 func (s *demoNode) playSteps(ctx context.Context, steps []step) error {
 	for i, step := range steps {
 		s.say("\n%d. %s", i+1, step.title)
@@ -266,14 +328,18 @@ func (s *demoNode) playSteps(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// podOf is a pod with one container, which asks for so many of the resource.
+// podOf returns a pod with one container that requests that many devices of the resource.
 func podOf(namespace, name, resource string, count int) simkubelet.Pod {
-	return simkubelet.Pod{Namespace: namespace, Name: name, Containers: []simkubelet.Container{
-		{Name: "main", Requests: map[string]int{resource: count}},
-	}}
+	return simkubelet.Pod{
+		Namespace: namespace,
+		Name:      name,
+		Containers: []simkubelet.Container{
+			{Name: "main", Requests: map[string]int{resource: count}},
+		},
+	}
 }
 
-// await waits until the kubelet's state is as wanted, and says whether it ever was.
+// await waits for the wanted state of the kubelet, and reports whether it was ever reached.
 func (s *demoNode) await(ctx context.Context, wanted func(simkubelet.Snapshot) bool) (bool, error) {
 	limit, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -312,7 +378,7 @@ func (s *demoNode) showKubelet(ctx context.Context) error {
 	return err
 }
 
-// switchModes changes how GPUs that nobody holds are offered, and ends as it began.
+// switchModes changes how GPUs that no pod holds are offered, and changes it back at the end.
 func (s *demoNode) switchModes(ctx context.Context) error {
 	const renamed = gpuResource + ".shared"
 	whole, before := []byte("version: v1\n"), gpuResource
@@ -345,7 +411,8 @@ func (s *demoNode) switchModes(ctx context.Context) error {
 			came = came && fewest > 0
 			note = fmt.Sprintf(", never fewer than %d", fewest)
 		}
-		s.check(came, "%s: %d × %s after %d ms%s", to.name, to.count, to.resource, time.Since(start).Milliseconds(), note)
+		s.check(came, "%s: %d × %s after %d ms%s", to.name, to.count, to.resource, time.Since(start).Milliseconds(),
+			note)
 		before = to.resource
 	}
 	return nil
@@ -371,7 +438,8 @@ func (s *demoNode) runPods(ctx context.Context) error {
 		for _, unit := range units {
 			seen[unit] = true
 		}
-		s.check(len(devices) == pod.count && len(units) == pod.count, "devices granted: %d, each on another GPU", pod.count)
+		s.check(len(devices) == pod.count && len(units) == pod.count, "devices granted: %d, each on another GPU",
+			pod.count)
 	}
 	s.check(len(seen) == 4, "the least used GPU came first: 4 devices on 4 GPUs")
 	return nil
@@ -393,12 +461,13 @@ func (s *demoNode) switchProfile(ctx context.Context) error {
 	r := after.Resources[gpuResource]
 	s.check(came, "surplus devices retired: capacity %d", r.Capacity)
 	s.check(r.StreamsClosed == before.StreamsClosed && r.Registrations == before.Registrations,
-		"streams closed: %d, new registrations: %d", r.StreamsClosed-before.StreamsClosed, r.Registrations-before.Registrations)
+		"streams closed: %d, new registrations: %d", r.StreamsClosed-before.StreamsClosed,
+		r.Registrations-before.Registrations)
 	s.check(s.podsKeepDevices(after), "every pod still holds its devices")
 	return err
 }
 
-// podsKeepDevices says that every device of a running pod is listed and Healthy.
+// podsKeepDevices reports whether every device of a running pod is listed and Healthy.
 func (s *demoNode) podsKeepDevices(k simkubelet.Snapshot) bool {
 	running := 0
 	for _, pod := range k.Pods {
@@ -407,7 +476,8 @@ func (s *demoNode) podsKeepDevices(k simkubelet.Snapshot) bool {
 		}
 		running++
 		for _, id := range pod.Containers[0].Devices(gpuResource) {
-			if !slices.ContainsFunc(k.Resources[gpuResource].Devices, func(d simkubelet.Device) bool { return d.ID == id && d.Healthy }) {
+			if !slices.ContainsFunc(k.Resources[gpuResource].Devices,
+				func(d simkubelet.Device) bool { return d.ID == id && d.Healthy }) {
 				return false
 			}
 		}
@@ -438,7 +508,8 @@ func (s *demoNode) breakAndHeal(ctx context.Context) error {
 		return err
 	}
 	came, err = s.await(ctx, func(k simkubelet.Snapshot) bool { return healthy(k) == 4 })
-	s.check(came, "after a reset of the GPU all 4 are back: allocatable %d", s.kubelet.Snapshot().Resources[gpuResource].Allocatable)
+	s.check(came, "after a reset of the GPU all 4 are back: allocatable %d",
+		s.kubelet.Snapshot().Resources[gpuResource].Allocatable)
 	return err
 }
 
@@ -454,8 +525,8 @@ func (s *demoNode) breakProfile(ctx context.Context) error {
 	}
 	s.check(err != nil, "refused, with file, line and field")
 	before := s.kubelet.Snapshot().Resources[gpuResource]
-	// The program looks at the file every 200 ms. A pod that is admitted after a
-	// second proves that it still serves.
+	// The program checks the file every 200 ms. A pod that is admitted after a second proves that
+	// it still serves.
 	select {
 	case <-time.After(time.Second):
 	case <-ctx.Done():
@@ -477,19 +548,19 @@ func (s *demoNode) showVerdict(context.Context) error {
 	return nil
 }
 
-// What --serve leaves running has an answer for every question of docs/reference/queries.md.
+// What --serve leaves running answers every question of docs/reference/queries.md.
 const (
 	fillReplicas = 6
 	gibibyte     = 1 << 30
-	// firstPID is that of the first simulated process.
+	// firstPID is the process ID of the first simulated process.
 	firstPID = 4000
-	// freeGPU has a process of the host on it, faultyGPU breaks.
+	// freeGPU has a process of the host on it. faultyGPU fails.
 	freeGPU, faultyGPU = 7, 6
 	// memoryError is the XID of an uncorrectable error that was not contained.
 	memoryError = 95
 )
 
-// fillPods come after the pods of the steps and share GPUs with them, by one device each.
+// fillPods are added after the pods of the steps. They share GPUs with them; each has one device.
 var fillPods = []struct{ namespace, name string }{
 	{"team-a", "search"}, {"team-a", "ranking"}, {"team-a", "speech"}, {"team-b", "training"}, {"team-b", "vision"},
 }
@@ -500,16 +571,16 @@ type load struct {
 	percent int
 }
 
-// loads are those of containers that differ from usualLoad, by pod.
+// loads are the loads that differ from usualLoad, by pod.
 var (
 	usualLoad = load{memory: 4 * gibibyte, percent: 25}
 	loads     = map[string]load{
-		"training": {memory: 12 * gibibyte, percent: 70}, // More than its share, and loud.
+		"training": {memory: 12 * gibibyte, percent: 70}, // More than its share, and busy.
 		"notebook": {memory: 1 * gibibyte},
 	}
 )
 
-// fillNode adds pods that use their GPUs, one that asks for too many, and a failing GPU.
+// fillNode adds pods that use their GPUs, one pod that requests too many, and a failing GPU.
 func (s *demoNode) fillNode(ctx context.Context) error {
 	s.say("\nMore pods come, and all of them work.")
 	profile := append(timesSlicedBy(fillReplicas), "    failRequestsGreaterThanOne: true\n"...)
@@ -535,7 +606,8 @@ func (s *demoNode) fillNode(ctx context.Context) error {
 	return s.node.Do("xid", map[string]string{"gpu": strconv.Itoa(faultyGPU), "code": strconv.Itoa(memoryError)})
 }
 
-// startProcesses starts a process on each unit that a container holds, and one outside.
+// startProcesses starts a process on each unit that a container holds, and one outside of
+// containers.
 func (s *demoNode) startProcesses() error {
 	index := map[string]int{}
 	for _, gpu := range s.gpus {
@@ -545,8 +617,11 @@ func (s *demoNode) startProcesses() error {
 	start := func(gpu int, does load, container string) error {
 		pid++
 		return s.node.Do("process-add", map[string]string{
-			"gpu": strconv.Itoa(gpu), "pid": strconv.Itoa(pid), "bytes": strconv.FormatUint(does.memory, 10),
-			"sm": strconv.Itoa(does.percent), "container": container,
+			"gpu":       strconv.Itoa(gpu),
+			"pid":       strconv.Itoa(pid),
+			"bytes":     strconv.FormatUint(does.memory, 10),
+			"sm":        strconv.Itoa(does.percent),
+			"container": container,
 		})
 	}
 	for _, pod := range s.kubelet.Snapshot().Pods {
@@ -557,7 +632,8 @@ func (s *demoNode) startProcesses() error {
 		for _, container := range pod.Containers {
 			for _, id := range container.Devices(gpuResource) {
 				unit, _, _ := strings.Cut(id, "::")
-				if err := start(index[unit], does, fmt.Sprintf("%s/%s/%s", pod.Namespace, pod.Name, container.Name)); err != nil {
+				if err := start(index[unit], does,
+					fmt.Sprintf("%s/%s/%s", pod.Namespace, pod.Name, container.Name)); err != nil {
 					return err
 				}
 			}

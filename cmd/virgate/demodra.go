@@ -20,19 +20,19 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 )
 
-// demoDRA is what claims need besides the node.
+// demoDRA is what claims need in addition to the node.
 type demoDRA struct {
 	api     *simdra.API
 	options *dradriver.Options
 	kubelet *simdra.Kubelet
-	// claims are those of the pods, by name.
+	// claims are the pods' claims, by name.
 	claims map[string]*resourceapi.ResourceClaim
 }
 
 // demoNodeName is the name of the Node.
 const demoNodeName = "demo"
 
-// newDemoDRA starts an API server, which ends with ctx.
+// newDemoDRA starts an API server that runs until ctx ends.
 func newDemoDRA(ctx context.Context, dir string, log *slog.Logger) (*demoDRA, error) {
 	api, err := simdra.NewAPI(ctx, dra.DriverName, demoNodeName, func(format string, arguments ...any) {
 		log.Error("the API server is asked what no driver should ask", "request", fmt.Sprintf(format, arguments...))
@@ -45,46 +45,62 @@ func newDemoDRA(ctx context.Context, dir string, log *slog.Logger) (*demoDRA, er
 		return nil, err
 	}
 	return &demoDRA{
-		api: api, claims: map[string]*resourceapi.ResourceClaim{},
-		options: &dradriver.Options{Driver: dra.DriverName, Dir: filepath.Join(dir, "plugins"), RegistryDir: registry, Config: api.Config()},
+		api:    api,
+		claims: map[string]*resourceapi.ResourceClaim{},
+		options: &dradriver.Options{
+			Driver:      dra.DriverName,
+			Dir:         filepath.Join(dir, "plugins"),
+			RegistryDir: registry,
+			Config:      api.Config(),
+		},
 	}, nil
 }
 
-// The profiles of the DRA scenario. Without dra the device plugin has the same resources.
+// These are the profiles of the DRA scenario. Without dra the device plugin has the same resources.
 const (
-	draFlags4   = "version: v1\nflags: {migStrategy: mixed}\n"
-	byPlugin    = draFlags4 + "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\nmig: {manage: true, config: all-disabled}\n"
+	draFlags4 = "version: v1\nflags: {migStrategy: mixed}\n"
+	byPlugin  = draFlags4 +
+		"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\nmig: {manage: true, config: " +
+		"all-disabled}\n"
 	byClaims    = byPlugin + "dra: {resources: all}\n"
 	onDemand    = draFlags4 + "mig: {manage: true}\ndra: {resources: all, dynamicMIG: true}\n"
 	smallOfH100 = "1g.10gb"
 )
 
-// draSteps have the same node serve by device plugin, by claims, on demand, and back.
+// draSteps make the same node serve by device plugin, by claims, on demand, and by device plugin
+// again.
 func (s *demoNode) draSteps() []step {
 	return []step{
-		{"The node: two H100s in four time slices each, by the device plugin, and a pod that has one", func(ctx context.Context) (err error) {
-			if s.dra.kubelet, err = simdra.Register(ctx, s.dra.options.RegistryDir); err != nil {
+		{"The node: two H100s in four time slices each, by the device plugin, and a pod that has one",
+			func(ctx context.Context) (err error) {
+				s.dra.kubelet, err = simdra.Register(ctx, s.dra.options.RegistryDir)
+				if err != nil {
+					return err
+				}
+				if err := s.allocatable(ctx, 8, "the kubelet lists 8 devices"); err != nil {
+					return err
+				}
+				_, err = s.kubelet.AddPod(ctx, podOf("demo", "notebook", gpuResource, 1))
 				return err
-			}
-			if err := s.allocatable(ctx, 8, "the kubelet lists 8 devices"); err != nil {
-				return err
-			}
-			_, err = s.kubelet.AddPod(ctx, podOf("demo", "notebook", gpuResource, 1))
-			return err
-		}},
+			}},
 		{"The profile says dra: {resources: all}", func(ctx context.Context) error {
 			if err := s.replace([]byte(byClaims)); err != nil {
 				return err
 			}
-			if err := s.offered(ctx, "the free GPU is in a ResourceSlice; the other one waits for its pod", 1, 0); err != nil {
+			if err := s.offered(ctx, "the free GPU is in a ResourceSlice; the other one waits for its pod", 1,
+				0); err != nil {
 				return err
 			}
 			return s.allocatable(ctx, 0, "the device plugin gives nothing of the name any more: allocatable 0")
 		}},
 		{"Pods with claims: one share, and two shares with 16Gi", func(ctx context.Context) error {
 			s.runByClaim(ctx, "inference", simdra.Request{Resource: gpuResource})
-			s.runByClaim(ctx, "training", simdra.Request{Resource: gpuResource, Capacity: capacity("shares", "2", "memory", "16Gi")})
-			_, err := s.dra.api.Allocate("greedy", simdra.Request{Resource: gpuResource, Capacity: capacity("shares", "2")})
+			s.runByClaim(ctx, "training", simdra.Request{
+				Resource: gpuResource,
+				Capacity: capacity("shares", "2", "memory", "16Gi"),
+			})
+			_, err := s.dra.api.Allocate("greedy",
+				simdra.Request{Resource: gpuResource, Capacity: capacity("shares", "2")})
 			s.check(errors.Is(err, simdra.ErrUnschedulable), "a claim for two more shares waits: one is left")
 			return nil
 		}},
@@ -115,7 +131,8 @@ func (s *demoNode) draSteps() []step {
 			if err := s.replace([]byte(byPlugin)); err != nil {
 				return err
 			}
-			if err := s.allocatable(ctx, 4, "the free GPU is the device plugin's again; the other one waits for its pods"); err != nil {
+			if err := s.allocatable(ctx, 4,
+				"the free GPU is the device plugin's again; the other one waits for its pods"); err != nil {
 				return err
 			}
 			if err := s.endByClaim(ctx, "small-1", "small-2"); err != nil {
@@ -130,7 +147,7 @@ func (s *demoNode) draSteps() []step {
 	}
 }
 
-// makeOnDemand has two pods get partitions that did not exist.
+// makeOnDemand gives two pods partitions that did not exist before.
 func (s *demoNode) makeOnDemand(ctx context.Context) error {
 	if err := s.endByClaim(ctx, "inference", "training", "both"); err != nil {
 		return err
@@ -140,19 +157,21 @@ func (s *demoNode) makeOnDemand(ctx context.Context) error {
 	}
 	start := time.Now()
 	came, err := s.awaitDevices(ctx, func(devices []resourceapi.Device) bool {
-		return slices.ContainsFunc(devices, func(d resourceapi.Device) bool { return strings.Contains(d.Name, "1g10gb") })
+		return slices.ContainsFunc(devices,
+			func(d resourceapi.Device) bool { return strings.Contains(d.Name, "1g10gb") })
 	})
 	if err != nil {
 		return err
 	}
-	s.check(came, "every place of every MIG profile is in the ResourceSlices, beside the whole GPUs (%d ms)", time.Since(start).Milliseconds())
+	s.check(came, "every place of every MIG profile is in the ResourceSlices, beside the whole GPUs (%d ms)",
+		time.Since(start).Milliseconds())
 	for _, pod := range []string{"small-1", "small-2"} {
 		s.runByClaim(ctx, pod, simdra.Request{Profile: smallOfH100})
 	}
 	return s.draw(ctx)
 }
 
-// capacity is "name, quantity" in pairs.
+// capacity returns a map from pairs of name and quantity.
 func capacity(pairs ...string) map[resourceapi.QualifiedName]resource.Quantity {
 	all := map[resourceapi.QualifiedName]resource.Quantity{}
 	for pair := range slices.Chunk(pairs, 2) {
@@ -161,7 +180,8 @@ func capacity(pairs ...string) map[resourceapi.QualifiedName]resource.Quantity {
 	return all
 }
 
-// awaitDevices waits until the devices of the ResourceSlices are as wanted, and says whether they ever were.
+// awaitDevices waits for the wanted devices in the ResourceSlices, and reports whether they ever
+// appeared.
 func (s *demoNode) awaitDevices(ctx context.Context, wanted func([]resourceapi.Device) bool) (bool, error) {
 	limit, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -175,7 +195,7 @@ func (s *demoNode) awaitDevices(ctx context.Context, wanted func([]resourceapi.D
 	return err == nil, ctx.Err()
 }
 
-// offered waits until so many devices are offered, and so many of them have a taint.
+// offered waits until that many devices are offered and that many of them have a taint.
 func (s *demoNode) offered(ctx context.Context, message string, count, tainted int) error {
 	start := time.Now()
 	came, err := s.awaitDevices(ctx, func(devices []resourceapi.Device) bool {
@@ -186,7 +206,7 @@ func (s *demoNode) offered(ctx context.Context, message string, count, tainted i
 	return err
 }
 
-// runByClaim makes a claim, has it allocated and prepared, and runs a pod with it.
+// runByClaim creates a claim, lets it be allocated and prepared, and runs a pod with it.
 func (s *demoNode) runByClaim(ctx context.Context, pod string, request simdra.Request) {
 	start := time.Now()
 	claim, err := s.dra.api.Allocate(pod, request)
@@ -202,19 +222,29 @@ func (s *demoNode) runByClaim(ctx context.Context, pod string, request simdra.Re
 	}
 	given := simkubelet.Claim{Name: claim.Name}
 	for _, d := range devices {
-		given.Devices = append(given.Devices, simkubelet.ClaimDevice{Driver: dra.DriverName, Pool: d.GetPoolName(), Name: d.GetDeviceName(), CDI: d.GetCdiDeviceIds()})
+		given.Devices = append(given.Devices, simkubelet.ClaimDevice{
+			Driver: dra.DriverName,
+			Pool:   d.GetPoolName(),
+			Name:   d.GetDeviceName(),
+			CDI:    d.GetCdiDeviceIds(),
+		})
 		s.say("   pod %-9s  has %s, CDI %s", pod, d.GetDeviceName(), strings.Join(d.GetCdiDeviceIds(), " "))
 	}
-	_, err = s.kubelet.AddPod(ctx, simkubelet.Pod{Namespace: claim.Namespace, Name: pod, Containers: []simkubelet.Container{{Name: "main", Claims: []simkubelet.Claim{given}}}})
-	s.check(err == nil && len(devices) == max(request.Count, 1), "it runs, %d ms after its claim was made", time.Since(start).Milliseconds())
+	_, err = s.kubelet.AddPod(ctx, simkubelet.Pod{
+		Namespace:  claim.Namespace,
+		Name:       pod,
+		Containers: []simkubelet.Container{{Name: "main", Claims: []simkubelet.Claim{given}}},
+	})
+	s.check(err == nil && len(devices) == max(request.Count, 1), "it runs, %d ms after its claim was made",
+		time.Since(start).Milliseconds())
 }
 
-// endByClaim ends pods, and their claims.
+// endByClaim ends pods and deletes their claims.
 func (s *demoNode) endByClaim(ctx context.Context, pods ...string) error {
 	for _, pod := range pods {
 		claim := s.dra.claims[pod]
 		if claim == nil {
-			continue // Said already.
+			continue // Already reported.
 		}
 		if err := s.kubelet.DeletePod(claim.Namespace, pod); err != nil {
 			return err

@@ -13,7 +13,7 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 )
 
-// guardedProfile has short time slices, and evicts who uses more than its share of the memory
+// guardedProfile has short time slices. It evicts pods that use more than their share of the memory
 // for two seconds.
 const guardedProfile = `version: v1
 sharing:
@@ -25,11 +25,12 @@ sharing:
       memory: {limit: share, grace: 2s, action: evict}
 `
 
-// demoAPI plays the API server's part in evictions: it knows the pods, and keeps to one
+// demoAPI plays the API server's part in evictions: it knows the pods and enforces one
 // PodDisruptionBudget.
 type demoAPI struct {
 	kubelet *simkubelet.Kubelet
-	// refused counts the evictions that the budget did not allow; it is there until lifted.
+	// refused counts the evictions that the budget did not allow. The budget applies until lifted
+	// is set.
 	refused atomic.Int32
 	lifted  atomic.Bool
 
@@ -37,7 +38,7 @@ type demoAPI struct {
 	evicted []string
 }
 
-// keptPod is the pod of the budget.
+// keptPod is the pod that the budget protects.
 const keptPod = "training"
 
 func (d *demoAPI) pods() memoryguard.Pods {
@@ -62,11 +63,13 @@ func (d *demoAPI) evictions() []string {
 	return slices.Clone(d.evicted)
 }
 
-// guardSteps have pods use more of a shared GPU's memory than is theirs.
+// guardSteps make pods use more than their share of a shared GPU's memory.
 func (s *demoNode) guardSteps() []step {
 	return []step{
 		{"The node: a T4 of 15 GiB in four shares, each with a quarter of the memory", func(ctx context.Context) error {
-			came, err := s.await(ctx, func(k simkubelet.Snapshot) bool { return k.Resources[gpuResource].Allocatable == 4 })
+			came, err := s.await(ctx, func(k simkubelet.Snapshot) bool {
+				return k.Resources[gpuResource].Allocatable == 4
+			})
 			s.check(came, "the kubelet lists 4 devices")
 			return err
 		}},
@@ -75,7 +78,8 @@ func (s *demoNode) guardSteps() []step {
 			if err := s.awaitEviction(ctx, "notebook", "inference", keptPod); err != nil {
 				return err
 			}
-			s.check(s.api.refused.Load() > 0, "%s, which uses most, was to be first: its PodDisruptionBudget does not allow it", keptPod)
+			s.check(s.api.refused.Load() > 0,
+				"%s, which uses most, was to be first: its PodDisruptionBudget does not allow it", keptPod)
 			return s.node.Do("process-remove", map[string]string{"gpu": "0", "pid": strconv.Itoa(firstPID + 2)})
 		}},
 		{"The budget goes", func(ctx context.Context) error {
@@ -98,7 +102,10 @@ func (s *demoNode) runGuarded(ctx context.Context) error {
 			return fmt.Errorf("demo: %w", err)
 		}
 		if err := s.node.Do("process-add", map[string]string{
-			"gpu": "0", "pid": strconv.Itoa(firstPID + i), "bytes": strconv.Itoa(pod.gib * gibibyte), "container": "demo/" + pod.name + "/main",
+			"gpu":       "0",
+			"pid":       strconv.Itoa(firstPID + i),
+			"bytes":     strconv.Itoa(pod.gib * gibibyte),
+			"container": "demo/" + pod.name + "/main",
 		}); err != nil {
 			return err
 		}
@@ -107,7 +114,7 @@ func (s *demoNode) runGuarded(ctx context.Context) error {
 	return nil
 }
 
-// awaitEviction waits until the pod is gone, and holds that the others are not.
+// awaitEviction waits until the pod is gone, and checks that the others are not.
 func (s *demoNode) awaitEviction(ctx context.Context, pod string, others ...string) error {
 	names := func(k simkubelet.Snapshot) (names []string) {
 		for _, p := range k.Pods {
@@ -117,6 +124,7 @@ func (s *demoNode) awaitEviction(ctx context.Context, pod string, others ...stri
 		return names
 	}
 	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool { return !slices.Contains(names(k), pod) })
-	s.check(came && slices.Equal(names(s.kubelet.Snapshot()), others), "%s is evicted; still there: %v; evicted so far: %v", pod, names(s.kubelet.Snapshot()), s.api.evictions())
+	s.check(came && slices.Equal(names(s.kubelet.Snapshot()), others),
+		"%s is evicted; still there: %v; evicted so far: %v", pod, names(s.kubelet.Snapshot()), s.api.evictions())
 	return err
 }

@@ -13,14 +13,14 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// The resources of the MIG scenario, which an H100 with 80 GB has.
+// These are the resources of the MIG scenario, as an H100 with 80 GB has them.
 const (
 	small  = "nvidia.com/mig-1g.10gb"
 	medium = "nvidia.com/mig-2g.20gb"
 	large  = "nvidia.com/mig-3g.40gb"
 )
 
-// withLayout is a profile that has the node's GPUs partitioned by that layout.
+// withLayout returns a profile that partitions the node's GPUs by that layout.
 func withLayout(layout string) []byte {
 	return fmt.Appendf(nil, `version: v1
 flags:
@@ -44,7 +44,7 @@ func (s *demoNode) migSteps() []step {
 	}
 }
 
-// draw shows the GPU's slices, with the pods that have them.
+// draw prints the GPU's slices, with the pods that have them.
 func (s *demoNode) draw(ctx context.Context) error {
 	state, err := nvml.NewPartitioner(s.node, nil).State(ctx, s.gpus[0].UUID)
 	if err != nil {
@@ -63,10 +63,11 @@ func (s *demoNode) draw(ctx context.Context) error {
 	return err
 }
 
-// listed waits until the kubelet may hand out so many of each, with those held.
+// listed waits until the kubelet may allocate that many of each resource, including those held.
 func (s *demoNode) listed(ctx context.Context, smalls, mediums, larges int) error {
 	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool {
-		return k.Resources[small].Allocatable == smalls && k.Resources[medium].Allocatable == mediums && k.Resources[large].Allocatable == larges
+		return k.Resources[small].Allocatable == smalls && k.Resources[medium].Allocatable == mediums &&
+			k.Resources[large].Allocatable == larges
 	})
 	s.check(came, "the kubelet lists %d × 1g.10gb, %d × 2g.20gb, %d × 3g.40gb", smalls, mediums, larges)
 	return err
@@ -79,7 +80,7 @@ func (s *demoNode) showSmall(ctx context.Context) error {
 	return s.draw(ctx)
 }
 
-// migPods are those that are there when the GPU is repartitioned; the last one ends.
+// migPods are the pods on the GPU when it is repartitioned; the last one ends.
 var migPods = []string{"search", "speech", "vision"}
 
 func (s *demoNode) runSmallPods(ctx context.Context) error {
@@ -92,8 +93,8 @@ func (s *demoNode) runSmallPods(ctx context.Context) error {
 	return s.draw(ctx)
 }
 
-// askBalanced changes the profile. Two of the pods are on partitions that the
-// new layout keeps; the third one's is one too many, and stays until it ends.
+// askBalanced changes the profile. Two of the pods are on partitions that the new layout keeps. The
+// third pod's partition is one too many, and stays until the pod ends.
 func (s *demoNode) askBalanced(ctx context.Context) error {
 	before := s.partitionsOfPods()
 	if err := s.replace(withLayout("all-balanced")); err != nil {
@@ -110,7 +111,7 @@ func (s *demoNode) askBalanced(ctx context.Context) error {
 	return s.draw(ctx)
 }
 
-// partitionsOfPods are the partitions that pods hold and that are there.
+// partitionsOfPods returns the partitions that pods hold and that exist.
 func (s *demoNode) partitionsOfPods() []string {
 	gpus, err := nvml.Scan(s.node)
 	if err != nil || len(gpus) == 0 {
@@ -122,7 +123,7 @@ func (s *demoNode) partitionsOfPods() []string {
 	})
 }
 
-// holders are the pods by the devices that they hold.
+// holders returns the pods by the devices that they hold.
 func (s *demoNode) holders() map[string]string {
 	holders := map[string]string{}
 	for _, pod := range s.kubelet.Snapshot().Pods {

@@ -16,7 +16,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// sharedByMPS lets containers have several shares of a GPU.
+// sharedByMPS allows containers several shares of a GPU.
 const sharedByMPS = `version: v1
 sharing:
   mps:
@@ -26,21 +26,28 @@ sharing:
       replicas: 4
 `
 
-// runMPS plays virgate mps, with a stand-in for NVIDIA's daemons.
+// runMPS runs virgate mps with simulated daemons.
 func (s *demoNode) runMPS(ctx context.Context, log *slog.Logger) error {
 	// The users of MPS servers must be able to enter it.
-	if err := errors.Join(os.Chmod(filepath.Dir(s.mps), 0o711), os.MkdirAll(s.mps, 0o755)); err != nil { //nolint:gosec // see above
+	//nolint:gosec // see above
+	if err := errors.Join(os.Chmod(filepath.Dir(s.mps), 0o711), os.MkdirAll(s.mps, 0o755)); err != nil {
 		return err
 	}
 	node := nvml.NewNode(s.node, nvml.Options{Logger: log})
 	return mps.Run(ctx, mps.Options{
-		Root: s.mps, Logger: log.With("component", "mps"), Control: &simmps.InProcess{Servers: s.node.MPS()},
+		Root:    s.mps,
+		Logger:  log.With("component", "mps"),
+		Control: &simmps.InProcess{Servers: s.node.MPS()},
 		ComputeMode: func(ctx context.Context, gpu string) (sharing.ComputeMode, error) {
 			mode, _, err := node.ComputeMode(ctx, gpu)
 			return mode, err
 		},
 		SetComputeMode: node.SetComputeMode,
-		Timing:         mps.Timing{Ask: 200 * time.Millisecond, Pause: 200 * time.Millisecond, MaxPause: 500 * time.Millisecond},
+		Timing: mps.Timing{
+			Ask:      200 * time.Millisecond,
+			Pause:    200 * time.Millisecond,
+			MaxPause: 500 * time.Millisecond,
+		},
 	})
 }
 
@@ -58,7 +65,8 @@ func (s *demoNode) mpsSteps() []step {
 			if err := s.replace([]byte(sharedByMPS)); err != nil {
 				return err
 			}
-			if err := s.allocatable(ctx, 4, "the free GPU has its daemon: 4 shares by MPS; the other one waits for its pod"); err != nil {
+			if err := s.allocatable(ctx, 4,
+				"the free GPU has its daemon: 4 shares by MPS; the other one waits for its pod"); err != nil {
 				return err
 			}
 			if err := s.runMPSPod(ctx, "inference", 1, "25"); err != nil {
@@ -91,7 +99,8 @@ func (s *demoNode) mpsSteps() []step {
 			node := nvml.NewNode(s.node, nvml.Options{Logger: slog.New(slog.DiscardHandler)})
 			for _, gpu := range s.gpus {
 				mode, _, err := node.ComputeMode(ctx, gpu.UUID)
-				s.check(err == nil && mode == sharing.DefaultComputeMode, "GPU %d has its compute mode back: %s", gpu.Index, mode)
+				s.check(err == nil && mode == sharing.DefaultComputeMode, "GPU %d has its compute mode back: %s",
+					gpu.Index, mode)
 			}
 			return nil
 		}},
@@ -99,7 +108,7 @@ func (s *demoNode) mpsSteps() []step {
 	}
 }
 
-// allocatable waits until the kubelet may hand out so many, with those held.
+// allocatable waits until the kubelet may allocate that many devices, including those held.
 func (s *demoNode) allocatable(ctx context.Context, count int, message string) error {
 	start := time.Now()
 	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool { return k.Resources[gpuResource].Allocatable == count })
@@ -107,7 +116,7 @@ func (s *demoNode) allocatable(ctx context.Context, count int, message string) e
 	return err
 }
 
-// runMPSPod starts a pod with so many shares of one GPU, and shows its limits.
+// runMPSPod starts a pod with that many shares of one GPU, and prints its limits.
 func (s *demoNode) runMPSPod(ctx context.Context, name string, shares int, percentage string) error {
 	status, err := s.kubelet.AddPod(ctx, podOf("demo", name, gpuResource, shares))
 	if err != nil {
@@ -122,7 +131,7 @@ func (s *demoNode) runMPSPod(ctx context.Context, name string, shares int, perce
 	return nil
 }
 
-// killMPSDaemon keeps a daemon from living for a while.
+// killMPSDaemon makes a daemon die, also when it is restarted, for a while.
 func (s *demoNode) killMPSDaemon(ctx context.Context) error {
 	fault := filepath.Join(s.mps, s.mpsGPU, "log", "fault")
 	if err := os.WriteFile(fault, []byte("die"), 0o600); err != nil {

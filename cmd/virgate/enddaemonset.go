@@ -13,20 +13,33 @@ import (
 	"github.com/virgate/virgate/internal/nodestatus"
 )
 
-// endDaemonSetCommand is the chart's hook before helm uninstall, which deletes the right to write to Nodes while
-// the pods still end: this ends them before.
+// endDaemonSetCommand is the chart's hook before helm uninstall. helm uninstall removes the
+// permission to write to Nodes while the pods are still ending; the hook ends them before that.
 func endDaemonSetCommand(environment environment) *cli.Command {
 	kubeconfig, _ := environment("KUBECONFIG")
 	return &cli.Command{
 		Name:  "end-daemonset",
 		Usage: "deletes the chart's DaemonSet and waits for its pods, so that each can say that it has ended",
-		Description: "The chart runs it before helm uninstall. It succeeds in any case, as what it cannot do must not keep\n" +
+		Description: "The chart runs it before helm uninstall. It succeeds in any case, as what it cannot do must " +
+			"not keep\n" +
 			"the release, and names the nodes whose pods haven't ended.\n\n" +
 			"Example: virgate end-daemonset --daemonset virgate/virgate",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "daemonset", Required: true, Usage: "the DaemonSet, as NAMESPACE/NAME"},
-			&cli.StringFlag{Name: "kubeconfig", Value: kubeconfig, Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]"},
-			&cli.DurationFlag{Name: "wait", Value: 2 * time.Minute, Usage: "how long to wait for the pods"},
+			&cli.StringFlag{
+				Name:     "daemonset",
+				Required: true,
+				Usage:    "the DaemonSet, as NAMESPACE/NAME",
+			},
+			&cli.StringFlag{
+				Name:  "kubeconfig",
+				Value: kubeconfig,
+				Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]",
+			},
+			&cli.DurationFlag{
+				Name:  "wait",
+				Value: 2 * time.Minute,
+				Usage: "how long to wait for the pods",
+			},
 		},
 		Hidden: true,
 		Action: endDaemonSet,
@@ -56,7 +69,8 @@ func endDaemonSet(ctx context.Context, cmd *cli.Command) error {
 		say("its pods have ended")
 	}
 	if len(left) > 0 {
-		say("after %s its pods have not ended on %s; where the condition %s stays as it is, virgate uninstall takes it away",
+		say("after %s its pods have not ended on %s; where the condition %s stays as it is, virgate uninstall "+
+			"takes it away",
 			wait, strings.Join(left, ", "), nodestatus.ConditionType)
 	}
 	return nil

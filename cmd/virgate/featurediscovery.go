@@ -23,37 +23,103 @@ import (
 
 const featureDiscoveryName = "gpu-feature-discovery"
 
-// featureDiscoverySettings are the flags of NVIDIA's program that a profile can say too.
+// featureDiscoverySettings returns the flags of NVIDIA's program that a profile can set too.
 func featureDiscoverySettings() []configs.Setting {
 	return []configs.Setting{
-		{Path: "flags.migStrategy", Flag: "mig-strategy", Env: "GFD_MIG_STRATEGY", EnvAliases: []string{"MIG_STRATEGY"}, Default: "none", Usage: "how GPUs with MIG enabled are offered"},
 		{
-			Path: "flags.failOnInitError", Flag: "fail-on-init-error", Env: "GFD_FAIL_ON_INIT_ERROR", EnvAliases: []string{"FAIL_ON_INIT_ERROR"}, Type: configs.TypeBool, Default: "true",
-			Usage: "end when the driver cannot be opened; false labels the node as one without GPUs until it can",
+			Path:       "flags.migStrategy",
+			Flag:       "mig-strategy",
+			Env:        "GFD_MIG_STRATEGY",
+			EnvAliases: []string{"MIG_STRATEGY"},
+			Default:    "none",
+			Usage:      "how GPUs with MIG enabled are offered",
 		},
-		{Path: "flags.gfd.oneshot", Flag: "oneshot", Env: "GFD_ONESHOT", Type: configs.TypeBool, Default: "false", Usage: "end when the labels are written"},
-		{Path: "flags.gfd.noTimestamp", Flag: "no-timestamp", Env: "GFD_NO_TIMESTAMP", Type: configs.TypeBool, Default: "false", Usage: "leave out the label with the time"},
-		{Path: "flags.gfd.sleepInterval", Flag: "sleep-interval", Env: "GFD_SLEEP_INTERVAL", Default: "60s", Usage: "the time between two readings of the GPUs, infinite for one at the start and at each change of the profile"},
 		{
-			Path: "flags.gfd.outputFile", Flag: "output-file", Aliases: []string{"output", "o"}, Env: "GFD_OUTPUT_FILE", Default: "/etc/kubernetes/node-feature-discovery/features.d/gfd",
-			Usage: "the file of node feature discovery with the labels; empty prints them",
+			Path:       "flags.failOnInitError",
+			Flag:       "fail-on-init-error",
+			Env:        "GFD_FAIL_ON_INIT_ERROR",
+			EnvAliases: []string{"FAIL_ON_INIT_ERROR"},
+			Type:       configs.TypeBool,
+			Default:    "true",
+			Usage:      "end when the driver cannot be opened; false labels the node as one without GPUs until it can",
 		},
-		{Path: "flags.gfd.machineTypeFile", Flag: "machine-type-file", Env: "GFD_MACHINE_TYPE_FILE", Default: "/sys/class/dmi/id/product_name", Usage: "the file with the machine's name"},
 		{
-			Path: "flags.useNodeFeatureAPI", Flag: "use-node-feature-api", Env: "GFD_USE_NODE_FEATURE_API", EnvAliases: []string{"USE_NODE_FEATURE_API"}, Type: configs.TypeBool, Default: "true",
-			Usage: "write a NodeFeature object and not the file",
+			Path:    "flags.gfd.oneshot",
+			Flag:    "oneshot",
+			Env:     "GFD_ONESHOT",
+			Type:    configs.TypeBool,
+			Default: "false",
+			Usage:   "end when the labels are written",
 		},
-		{Path: "flags.deviceDiscoveryStrategy", Flag: "device-discovery-strategy", Env: "DEVICE_DISCOVERY_STRATEGY", Default: "auto", Usage: "how GPUs are found: auto or nvml"},
-		{Path: "flags.nvidiaDriverRoot", Flag: "nvidia-driver-root", Aliases: []string{"driver-root"}, Env: "NVIDIA_DRIVER_ROOT", Default: "/", Usage: "where the driver is installed on the host"},
 		{
-			Path: "flags.plugin.containerDriverRoot", Flag: "driver-root-ctr-path", Aliases: []string{"container-driver-root"}, Env: "DRIVER_ROOT_CTR_PATH", EnvAliases: []string{"CONTAINER_DRIVER_ROOT"},
-			Default: "/driver-root", Usage: "where that is mounted in this container",
+			Path:    "flags.gfd.noTimestamp",
+			Flag:    "no-timestamp",
+			Env:     "GFD_NO_TIMESTAMP",
+			Type:    configs.TypeBool,
+			Default: "false",
+			Usage:   "leave out the label with the time",
+		},
+		{
+			Path:    "flags.gfd.sleepInterval",
+			Flag:    "sleep-interval",
+			Env:     "GFD_SLEEP_INTERVAL",
+			Default: "60s",
+			Usage: "the time between two readings of the GPUs, infinite for one at the start and at each change of " +
+				"the profile",
+		},
+		{
+			Path:    "flags.gfd.outputFile",
+			Flag:    "output-file",
+			Aliases: []string{"output", "o"},
+			Env:     "GFD_OUTPUT_FILE",
+			Default: "/etc/kubernetes/node-feature-discovery/features.d/gfd",
+			Usage:   "the file of node feature discovery with the labels; empty prints them",
+		},
+		{
+			Path:    "flags.gfd.machineTypeFile",
+			Flag:    "machine-type-file",
+			Env:     "GFD_MACHINE_TYPE_FILE",
+			Default: "/sys/class/dmi/id/product_name",
+			Usage:   "the file with the machine's name",
+		},
+		{
+			Path:       "flags.useNodeFeatureAPI",
+			Flag:       "use-node-feature-api",
+			Env:        "GFD_USE_NODE_FEATURE_API",
+			EnvAliases: []string{"USE_NODE_FEATURE_API"},
+			Type:       configs.TypeBool,
+			Default:    "true",
+			Usage:      "write a NodeFeature object and not the file",
+		},
+		{
+			Path:    "flags.deviceDiscoveryStrategy",
+			Flag:    "device-discovery-strategy",
+			Env:     "DEVICE_DISCOVERY_STRATEGY",
+			Default: "auto",
+			Usage:   "how GPUs are found: auto or nvml",
+		},
+		{
+			Path:    "flags.nvidiaDriverRoot",
+			Flag:    "nvidia-driver-root",
+			Aliases: []string{"driver-root"},
+			Env:     "NVIDIA_DRIVER_ROOT",
+			Default: "/",
+			Usage:   "where the driver is installed on the host",
+		},
+		{
+			Path:       "flags.plugin.containerDriverRoot",
+			Flag:       "driver-root-ctr-path",
+			Aliases:    []string{"container-driver-root"},
+			Env:        "DRIVER_ROOT_CTR_PATH",
+			EnvAliases: []string{"CONTAINER_DRIVER_ROOT"},
+			Default:    "/driver-root",
+			Usage:      "where that is mounted in this container",
 		},
 	}
 }
 
-// featureDiscoveryCommand does what NVIDIA's GPU feature discovery does, so that its manifests
-// work with this image. Where Virgate serves the node, run --feature-labels needs no such helper.
+// featureDiscoveryCommand does what NVIDIA's GPU feature discovery does, so that its manifests work
+// with this image. On a node that Virgate serves, run --feature-labels makes it unnecessary.
 func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Command {
 	text := func(name, variable, preset, usage string, aliases ...string) cli.Flag {
 		for _, variable := range []string{"GFD_" + variable, variable} {
@@ -62,15 +128,22 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 				break
 			}
 		}
-		return &cli.StringFlag{Name: name, Aliases: aliases, Value: preset, Usage: usage + " [$" + variable + "]"}
+		return &cli.StringFlag{
+			Name:    name,
+			Aliases: aliases,
+			Value:   preset,
+			Usage:   usage + " [$" + variable + "]",
+		}
 	}
 	settings := featureDiscoverySettings()
 	return &cli.Command{
 		Name:  featureDiscoveryName,
 		Usage: "labels the node through node feature discovery, like NVIDIA's GPU feature discovery",
 		Description: "For manifests of NVIDIA's GPU feature discovery in which only the image is replaced.\n" +
-			"The profile is followed while running; SIGHUP reads it again. virgate run --feature-labels needs no such helper.\n\n" +
-			"Example: virgate gpu-feature-discovery --node sim:dgx-a100 --use-node-feature-api=false --output-file= --oneshot",
+			"The profile is followed while running; SIGHUP reads it again. virgate run --feature-labels needs no " +
+			"such helper.\n\n" +
+			"Example: virgate gpu-feature-discovery --node sim:dgx-a100 --use-node-feature-api=false --output-file= " +
+			"--oneshot",
 		Flags: append(flagsOf(settings),
 			text("config-file", "CONFIG_FILE", "", "the profile", "config"),
 			text("node-name", "NODE_NAME", "", "this Node's name"),
@@ -86,8 +159,13 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 				return err
 			}
 			d := &featureDiscovery{
-				cmd: cmd, log: slog.New(slog.NewTextHandler(stderr, nil)),
-				file: &configsource.File{Path: cmd.String("config-file"), Overrides: overridesOf(cmd, environment, settings), Done: ctx.Done()},
+				cmd: cmd,
+				log: slog.New(slog.NewTextHandler(stderr, nil)),
+				file: &configsource.File{
+					Path:      cmd.String("config-file"),
+					Overrides: overridesOf(cmd, environment, settings),
+					Done:      ctx.Done(),
+				},
 			}
 			d.pod, _ = environment("POD_NAME")
 			return d.run(ctx)
@@ -95,7 +173,7 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 	}
 }
 
-// featureDiscovery is one run of the command. The zero library is opened with the first profile.
+// featureDiscovery is one run of the command. library is opened with the first profile.
 type featureDiscovery struct {
 	cmd  *cli.Command
 	log  *slog.Logger
@@ -103,15 +181,15 @@ type featureDiscovery struct {
 	pod  string
 
 	library nvml.Library
-	// startup are the settings that the library was opened with.
+	// startup are the settings with which the library was opened.
 	startup configs.StartupSettings
-	// unread is why the GPUs were not read last.
+	// unread is why the GPUs could not be read the last time.
 	unread     error
 	mismatches nvml.Mismatches
 }
 
-// run writes the labels whenever the profile is another one and at intervals, until ctx ends. At
-// the end the file goes, as with NVIDIA's program, unless the labels were to be written once.
+// run writes the labels at intervals and when the profile changes, until ctx ends. It then removes
+// the file, as NVIDIA's program does, unless the labels were to be written only once.
 func (d *featureDiscovery) run(ctx context.Context) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
@@ -140,7 +218,7 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 		case <-again:
 		case <-hangups:
 			since = time.Now()
-		case <-changed: // It is told at once of the first profile.
+		case <-changed: // It is signalled at once for the first profile.
 			since = time.Now()
 		}
 		next, err := d.file.Config()
@@ -148,8 +226,10 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 			err = next.Discovery.Err
 		}
 		if err == nil {
-			if interval := next.Discovery.SleepInterval; interval < shortestPause && interval != config.Discovery.SleepInterval {
-				d.log.Warn("the sleep interval is too short, a number without a unit counts nanoseconds", "interval", interval, "used", shortestPause)
+			if interval := next.Discovery.SleepInterval; interval < shortestPause &&
+				interval != config.Discovery.SleepInterval {
+				d.log.Warn("the sleep interval is too short, a number without a unit counts nanoseconds", "interval",
+					interval, "used", shortestPause)
 			}
 			config = next
 			err = d.label(ctx, config, since)
@@ -172,14 +252,15 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 }
 
 const (
-	// shortestPause spares the driver and the API server: of a plain 60, NVIDIA's program makes
-	// 60 ns.
+	// shortestPause spares the driver and the API server. NVIDIA's program reads a plain 60 as 60
+	// ns.
 	shortestPause = time.Second
-	// longestRetry is for an interval that is infinite or long.
+	// longestRetry is the retry time for an interval that is infinite or long.
 	longestRetry = time.Minute
 )
 
-// pause is how long to wait after labels were written, or were not because of err.
+// pause returns how long to wait after the labels were written; with err, after writing them
+// failed.
 func pause(interval time.Duration, err error) time.Duration {
 	if err != nil {
 		interval = min(interval, longestRetry)
@@ -189,7 +270,11 @@ func pause(interval time.Duration, err error) time.Duration {
 
 // label reads the GPUs and writes the labels.
 func (d *featureDiscovery) label(ctx context.Context, config configs.Config, since time.Time) error {
-	n := features.Node{Profile: config.Profile, Machine: machineName(config.Discovery.MachineTypeFile, d.log), VGPUs: vgpus(os.DirFS(pciDevices), d.log)}
+	n := features.Node{
+		Profile: config.Profile,
+		Machine: machineName(config.Discovery.MachineTypeFile, d.log),
+		VGPUs:   vgpus(os.DirFS(pciDevices), d.log),
+	}
 	if !config.Discovery.NoTimestamp {
 		n.Timestamp = since.Unix()
 	}
@@ -210,7 +295,7 @@ func (d *featureDiscovery) label(ctx context.Context, config configs.Config, sin
 	return nodestatus.WriteFeatureFile(config.Discovery.OutputFile, labels)
 }
 
-// read opens the driver, reads what the labels say and closes it.
+// read opens the driver, reads the input for the labels and closes the driver.
 func (d *featureDiscovery) read(n *features.Node, startup configs.StartupSettings) error {
 	if d.library == nil || startup != d.startup {
 		library, err := openLibrary(d.cmd.String("node"), d.cmd.String("sim-world"), startup)
@@ -234,7 +319,9 @@ func (d *featureDiscovery) read(n *features.Node, startup configs.StartupSetting
 		d.log.Warn("not all GPUs could be read", "error", err)
 	}
 	versions := nvml.ReadVersions(d.library)
-	n.GPUs, n.Driver, n.CUDA = gpus, versions.Driver, versions.CUDA
+	n.GPUs = gpus
+	n.Driver = versions.Driver
+	n.CUDA = versions.CUDA
 	return nil
 }
 
@@ -248,7 +335,10 @@ func (d *featureDiscovery) writeNodeFeature(ctx context.Context, labels map[stri
 		return err
 	}
 	object, err := nodestatus.NewNodeFeature(config, node, nodestatus.FeatureOutput{
-		Kind: nodestatus.FeaturesToNFD, Namespace: d.cmd.String("namespace"), Name: "nvidia-features-for-" + node, Pod: d.pod,
+		Kind:      nodestatus.FeaturesToNFD,
+		Namespace: d.cmd.String("namespace"),
+		Name:      "nvidia-features-for-" + node,
+		Pod:       d.pod,
 	})
 	if err != nil {
 		return err
@@ -256,9 +346,10 @@ func (d *featureDiscovery) writeNodeFeature(ctx context.Context, labels map[stri
 	return object.Write(ctx, labels)
 }
 
-// remove takes the file away that was kept up to date.
+// remove removes the file that was kept up to date.
 func (d *featureDiscovery) remove(settings configs.FeatureDiscovery) error {
-	if settings.UseNodeFeatureAPI || settings.Oneshot || settings.OutputFile == "" || d.cmd.IsSet("output-file") && d.cmd.String("output-file") == "" {
+	if settings.UseNodeFeatureAPI || settings.Oneshot || settings.OutputFile == "" ||
+		d.cmd.IsSet("output-file") && d.cmd.String("output-file") == "" {
 		return nil
 	}
 	if err := os.Remove(settings.OutputFile); err != nil && !errors.Is(err, os.ErrNotExist) {

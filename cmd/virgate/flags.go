@@ -24,10 +24,10 @@ import (
 	"github.com/virgate/virgate/internal/web"
 )
 
-// settingFlags are the flags of NVIDIA's device plugin and a few of Virgate's own. Variables
-// are for overrides and not for the flag library, so that an error can name the source. With
-// names, only the help of those is shown; the others have no effect, but the command line of
-// another command is accepted.
+// settingFlags returns the flags of NVIDIA's device plugin and a few of Virgate's own. Their
+// environment variables are read by overrides and not by the flag library, so that an error can
+// name the source. If names are given, the help shows only those flags. The others have no effect,
+// but are accepted, so that the command line of another command works.
 func settingFlags(shown ...string) []cli.Flag { return flagsOf(configs.Settings(), shown...) }
 
 func flagsOf(settings []configs.Setting, shown ...string) []cli.Flag {
@@ -43,22 +43,44 @@ func flagsOf(settings []configs.Setting, shown ...string) []cli.Flag {
 		}
 		switch s.Type {
 		case configs.TypeBool:
-			flags = append(flags, &cli.BoolFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
-		case configs.TypeList, configs.TypeNumbers: // May be repeated, besides the commas.
-			flags = append(flags, &cli.StringSliceFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
+			flags = append(flags, &cli.BoolFlag{
+				Name:        s.Flag,
+				Aliases:     s.Aliases,
+				Usage:       usage,
+				Category:    category,
+				DefaultText: s.Default,
+				Hidden:      hidden,
+			})
+		case configs.TypeList, configs.TypeNumbers: // Repeatable, and separable by commas.
+			flags = append(flags, &cli.StringSliceFlag{
+				Name:        s.Flag,
+				Aliases:     s.Aliases,
+				Usage:       usage,
+				Category:    category,
+				DefaultText: s.Default,
+				Hidden:      hidden,
+			})
 		default:
-			flags = append(flags, &cli.StringFlag{Name: s.Flag, Aliases: s.Aliases, Usage: usage, Category: category, DefaultText: s.Default, Hidden: hidden})
+			flags = append(flags, &cli.StringFlag{
+				Name:        s.Flag,
+				Aliases:     s.Aliases,
+				Usage:       usage,
+				Category:    category,
+				DefaultText: s.Default,
+				Hidden:      hidden,
+			})
 		}
 	}
 	return flags
 }
 
-// planFlags are those of settingFlags of which something depends that is only planned.
+// planFlags returns those of settingFlags that affect a plan.
 func planFlags() []cli.Flag {
-	return settingFlags("mig-strategy", "nvidia-driver-root", "container-driver-root", "device-list-strategy", "device-id-strategy", "shared-devices-allocation-policy")
+	return settingFlags("mig-strategy", "nvidia-driver-root", "container-driver-root", "device-list-strategy",
+		"device-id-strategy", "shared-devices-allocation-policy")
 }
 
-// overrides are the settings that flags and variables make, by document path.
+// overrides returns the settings that flags and variables make, by document path.
 func overrides(cmd *cli.Command, environment environment) configs.Overrides {
 	return overridesOf(cmd, environment, slices.Concat(configs.Settings(), configs.EnvOnlySettings()))
 }
@@ -86,8 +108,8 @@ func overridesOf(cmd *cli.Command, environment environment, settings []configs.S
 
 func variables(s configs.Setting) []string { return append([]string{s.Env}, s.EnvAliases...) }
 
-// configFlags are the flags that name the profile. With readsOnce the command also takes standard
-// input, which cannot be followed for changes.
+// configFlags returns the flags that name the profile. With readsOnce the command also accepts
+// standard input, which cannot be watched for changes.
 func configFlags(environment environment, readsOnce bool) []cli.Flag {
 	file, _ := environment("CONFIG_FILE")
 	usage := "the profile: a document as NVIDIA's device plugin reads it, or a ConfigMap manifest with one"
@@ -95,24 +117,34 @@ func configFlags(environment environment, readsOnce bool) []cli.Flag {
 		usage += "; - reads standard input"
 	}
 	return []cli.Flag{
-		&cli.StringFlag{Name: "config", Aliases: []string{"config-file"}, Value: file, DefaultText: "none: everything exclusive", Usage: usage + " [$CONFIG_FILE]"},
+		&cli.StringFlag{
+			Name:        "config",
+			Aliases:     []string{"config-file"},
+			Value:       file,
+			DefaultText: "none: everything exclusive",
+			Usage:       usage + " [$CONFIG_FILE]",
+		},
 		&cli.StringFlag{Name: "config-key", Usage: "which profile, when the ConfigMap manifest has several"},
 	}
 }
 
-// checkPath returns an error about a flag that has a document in place of the path of one.
+// checkPath returns an error if a flag has a document as its value instead of the path of one.
 func checkPath(cmd *cli.Command, flag string) error {
 	path := cmd.String(flag)
 	if !strings.Contains(path, "\n") && !strings.HasPrefix(path, "version:") && !strings.HasPrefix(path, "{") {
 		return nil
 	}
-	return usageError{fmt.Errorf("--%s [$CONFIG_FILE] is a document (%.30q…), and expected is the path of a file with one: mount the ConfigMap as a volume in place of envFrom, or name it by --config-map of virgate run", flag, path)}
+	return usageError{fmt.Errorf(
+		"--%s [$CONFIG_FILE] is a document (%.30q…), and expected is the path of a file with one: mount the "+
+			"ConfigMap as a volume in place of envFrom, or name it by --config-map of virgate run", flag, path)}
 }
 
-// checkFollowed is checkPath for a command that follows the file's changes.
+// checkFollowed is checkPath for a command that watches the file for changes.
 func checkFollowed(cmd *cli.Command, flag string) error {
 	if cmd.String(flag) == configsource.Stdin {
-		return usageError{fmt.Errorf("--%s - is standard input, which check, plan and mig read once; %s follows a file: name one", flag, cmd.FullName())}
+		return usageError{fmt.Errorf(
+			"--%s - is standard input, which check, plan and mig read once; %s follows a file: name one", flag,
+			cmd.FullName())}
 	}
 	return checkPath(cmd, flag)
 }
@@ -120,8 +152,17 @@ func checkFollowed(cmd *cli.Command, flag string) error {
 func pluginDirFlags(environment environment) []cli.Flag {
 	socket, _ := environment("KUBELET_SOCKET")
 	return []cli.Flag{
-		&cli.StringFlag{Name: "device-plugin-dir", Value: "/var/lib/kubelet/device-plugins", Usage: "the kubelet's device-plugins directory"},
-		&cli.StringFlag{Name: "kubelet-socket", Value: socket, Usage: "as in NVIDIA's plugin: without --device-plugin-dir, this socket's directory is used [$KUBELET_SOCKET]"},
+		&cli.StringFlag{
+			Name:  "device-plugin-dir",
+			Value: "/var/lib/kubelet/device-plugins",
+			Usage: "the kubelet's device-plugins directory",
+		},
+		&cli.StringFlag{
+			Name:  "kubelet-socket",
+			Value: socket,
+			Usage: "as in NVIDIA's plugin: without --device-plugin-dir, this socket's directory is used " +
+				"[$KUBELET_SOCKET]",
+		},
 	}
 }
 
@@ -132,7 +173,7 @@ func pluginDir(cmd *cli.Command) string {
 	return cmd.String("device-plugin-dir")
 }
 
-// textLog is the log of a command that ends by itself.
+// textLog returns the log of a command that ends by itself.
 func textLog(cmd *cli.Command) *slog.Logger {
 	return slog.New(slog.NewTextHandler(cmd.Root().ErrWriter, nil))
 }
@@ -140,43 +181,57 @@ func textLog(cmd *cli.Command) *slog.Logger {
 // profileLabel is the label by which NVIDIA's config-manager chooses a profile.
 const profileLabel = "nvidia.com/device-plugin.config"
 
-// clusterFlags choose one of several profiles, as NVIDIA's config-manager does. Their
-// variables are the same as there, except for $CONFIG_MAP.
+// clusterFlags returns the flags that choose one of several profiles, as NVIDIA's config-manager
+// does. Their variables have the same names as there, except for $CONFIG_MAP.
 func clusterFlags(environment environment) []cli.Flag {
 	category := "the profile by the node's label, as with NVIDIA's config-manager"
 	text := func(name, variable, preset, usage string, aliases ...string) cli.Flag {
 		if value, ok := environment(variable); ok && value != "" {
 			preset = value
 		}
-		return &cli.StringFlag{Name: name, Aliases: aliases, Value: preset, Usage: usage + " [$" + variable + "]", Category: category}
+		return &cli.StringFlag{
+			Name:     name,
+			Aliases:  aliases,
+			Value:    preset,
+			Usage:    usage + " [$" + variable + "]",
+			Category: category,
+		}
 	}
 	return []cli.Flag{
-		text("config-map", "CONFIG_MAP", "", "the ConfigMap with the profiles, NAMESPACE/NAME, read from the API server"),
-		text("config-dir", "CONFIG_FILE_SRCDIR", "", "the directory with the profiles, as a mounted ConfigMap", "config-file-srcdir"),
+		text("config-map", "CONFIG_MAP", "",
+			"the ConfigMap with the profiles, NAMESPACE/NAME, read from the API server"),
+		text("config-dir", "CONFIG_FILE_SRCDIR", "", "the directory with the profiles, as a mounted ConfigMap",
+			"config-file-srcdir"),
 		text("node-name", "NODE_NAME", "", "this Node's name; without it no label is looked at"),
 		text("node-label", "NODE_LABEL", profileLabel, "the Node's label that names the profile"),
 		text("default-config", "DEFAULT_CONFIG", "", "the profile of a Node without the label"),
-		text("fallback-strategies", "FALLBACK_STRATEGIES", "", "what to do without a label and a default, between commas, in order: named, single, empty"),
+		text("fallback-strategies", "FALLBACK_STRATEGIES", "",
+			"what to do without a label and a default, between commas, in order: named, single, empty"),
 		text("kubeconfig", "KUBECONFIG", "", "how to reach the API server; without it as a pod does"),
 	}
 }
 
-// profileOptions say where the profile is: --config, a ConfigMap or a directory.
+// profileOptions returns where the profile is: --config, a ConfigMap or a directory.
 func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Logger) (daemon.ProfileOptions, error) {
 	options := daemon.ProfileOptions{
-		Path: cmd.String("config"), Key: cmd.String("config-key"), Default: cmd.String("default-config"), Overrides: overrides,
+		Path:      cmd.String("config"),
+		Key:       cmd.String("config-key"),
+		Default:   cmd.String("default-config"),
+		Overrides: overrides,
 	}
 	err := oneSource(cmd)
 	if err != nil {
 		return options, err
 	}
 	if cmd.String("config-map") == "" && cmd.String("config-dir") == "" {
-		if options.Labels, err = newLabels(cmd, nil, log); err != nil {
+		options.Labels, err = newLabels(cmd, nil, log)
+		if err != nil {
 			log.Info("no label is looked at", "because", err)
 		}
 		return options, nil
 	}
-	if options.Fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies")); err != nil {
+	options.Fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies"))
+	if err != nil {
 		return options, usageError{fmt.Errorf("--fallback-strategies: %w", err)}
 	}
 	var api *configsource.Client
@@ -187,12 +242,14 @@ func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Log
 		if err != nil {
 			return options, usageError{fmt.Errorf("--config-map: %w", err)}
 		}
-		if api, err = newAPI(cmd); err != nil {
+		api, err = newAPI(cmd)
+		if err != nil {
 			return options, err
 		}
 		options.Source = configsource.NewConfigMap(api, namespace, name, log)
 	}
-	if options.Labels, err = newLabels(cmd, api, log); err != nil {
+	options.Labels, err = newLabels(cmd, api, log)
+	if err != nil {
 		return options, err
 	}
 	if options.Labels == nil {
@@ -209,8 +266,8 @@ func newAPI(cmd *cli.Command) (*configsource.Client, error) {
 	return configsource.NewClient(config)
 }
 
-// newLabels makes the labels of this Node, nil when its name is not known. Without an
-// api they get a client of their own. The error says that there is no API server.
+// newLabels returns the labels of this Node, or nil if its name is not known. Without an api it
+// makes a client of its own; it returns an error if there is no API server.
 func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*configsource.NodeLabels, error) {
 	name := cmd.String("node-name")
 	if name == "" {
@@ -218,15 +275,17 @@ func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*c
 	}
 	if api == nil {
 		var err error
-		if api, err = newAPI(cmd); err != nil {
+		api, err = newAPI(cmd)
+		if err != nil {
 			return nil, err
 		}
 	}
 	return configsource.NewNodeLabels(api, name, cmp.Or(cmd.String("node-label"), profileLabel), log), nil
 }
 
-// newClientLabels makes what writes the labels that pause other programs; nil where the Node's labels are not looked at. It is
-// made without --mig-pause-clients, too: a run that had it may have been killed.
+// newClientLabels returns the writer of the labels that pause other programs, or nil if the Node's
+// labels are not watched. It is made even without --mig-pause-clients, because an earlier run with
+// that flag may have been killed.
 func newClientLabels(cmd *cli.Command, labels *configsource.NodeLabels) (*nodestatus.ClientLabels, error) {
 	if labels == nil {
 		if cmd.Bool("mig-pause-clients") {
@@ -241,7 +300,7 @@ func newClientLabels(cmd *cli.Command, labels *configsource.NodeLabels) (*nodest
 	return nodestatus.NewClientLabels(config, cmd.String("node-name"))
 }
 
-// oneSource is an error when several sources of the profile are named.
+// oneSource returns an error if several sources of the profile are named.
 func oneSource(cmd *cli.Command) error {
 	if err := checkFollowed(cmd, "config"); err != nil {
 		return err
@@ -261,7 +320,7 @@ func oneSource(cmd *cli.Command) error {
 	return nil
 }
 
-// watchedPods are this node's pods at the API server; nil unless they are to be followed.
+// watchedPods returns this node's pods at the API server, or nil if they are not to be watched.
 func watchedPods(cmd *cli.Command, log *slog.Logger) (*configsource.Pods, error) {
 	if !cmd.Bool("watch-pods") {
 		return nil, nil
@@ -277,13 +336,15 @@ func watchedPods(cmd *cli.Command, log *slog.Logger) (*configsource.Pods, error)
 	return configsource.NewPods(api, node, log), nil
 }
 
-// evictor evicts pods; nil where the command line does not allow that.
+// evictor returns the function that evicts pods, or nil if the command line does not allow
+// evictions.
 func evictor(cmd *cli.Command) (func(ctx context.Context, namespace, pod, uid string) error, error) {
 	if !cmd.Bool("evict-over-limit") {
 		return nil, nil
 	}
 	if !cmd.Bool("watch-pods") {
-		return nil, usageError{errors.New("--evict-over-limit: --watch-pods is missing, without which nobody knows who uses how much")}
+		return nil, usageError{errors.New(
+			"--evict-over-limit: --watch-pods is missing, without which nobody knows who uses how much")}
 	}
 	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {
@@ -300,24 +361,83 @@ func reportFlags(environment environment) []cli.Flag {
 	namespace, _ := environment("NAMESPACE")
 	category := "what the Node says; it takes --node-name and an API server"
 	return []cli.Flag{
-		&cli.BoolFlag{Name: "node-events", Value: true, DefaultText: "true", Usage: "write Events about profiles and GPUs", Category: category},
-		&cli.BoolFlag{Name: "node-condition", Value: true, DefaultText: "true", Usage: "write the condition " + nodestatus.ConditionType, Category: category},
-		&cli.DurationFlag{Name: "node-heartbeat", Value: 5 * time.Minute, Usage: "how often the condition is written again while it stays as it is, so that its age tells whether anybody serves the node; 0 for never", Category: category},
-		&cli.BoolFlag{Name: "node-annotations", Value: true, DefaultText: "true", Usage: "write annotations with the profile in force, and the labels " + nodestatus.StateLabel + " and " + nodestatus.MIGStateLabel, Category: category},
-		&cli.BoolFlag{Name: "feature-labels", Usage: "write labels that say what GPUs the node has and how they are shared, as GPU feature discovery does", Category: category},
-		&cli.StringFlag{Name: "feature-output", Value: nodestatus.FeaturesToNode, Usage: "where they go: node, or to node feature discovery (NFD) as nfd-file or nfd-api", Category: category},
-		&cli.BoolFlag{Name: "feature-models", Usage: "write a label gpu.model.MODEL for each model, which GPU feature discovery does not", Category: category},
-		&cli.StringFlag{Name: "feature-file", Value: featureFile, Usage: "the file of nfd-file", Category: category},
-		&cli.StringFlag{Name: "feature-namespace", Value: namespace, Usage: "the namespace of the NodeFeature object of nfd-api, and of this pod, whose name is in $POD_NAME [$NAMESPACE]", Category: category},
-		&cli.StringFlag{Name: "machine-type-file", Value: "/sys/class/dmi/id/product_name", Usage: "the file with the machine's name, for the label gpu.machine", Category: category},
-		&cli.BoolFlag{Name: "remove-stale-resources", Usage: "remove resources that Virgate has stopped from the Node's capacity, minutes later", Category: category},
+		&cli.BoolFlag{
+			Name:        "node-events",
+			Value:       true,
+			DefaultText: "true",
+			Usage:       "write Events about profiles and GPUs",
+			Category:    category,
+		},
+		&cli.BoolFlag{
+			Name:        "node-condition",
+			Value:       true,
+			DefaultText: "true",
+			Usage:       "write the condition " + nodestatus.ConditionType,
+			Category:    category,
+		},
+		&cli.DurationFlag{
+			Name:  "node-heartbeat",
+			Value: 5 * time.Minute,
+			Usage: "how often the condition is written again while it stays as it is, so that its age tells " +
+				"whether anybody serves the node; 0 for never",
+			Category: category,
+		},
+		&cli.BoolFlag{
+			Name:        "node-annotations",
+			Value:       true,
+			DefaultText: "true",
+			Usage: "write annotations with the profile in force, and the labels " + nodestatus.StateLabel +
+				" and " + nodestatus.MIGStateLabel,
+			Category: category,
+		},
+		&cli.BoolFlag{
+			Name: "feature-labels",
+			Usage: "write labels that say what GPUs the node has and how they are shared, as GPU feature " +
+				"discovery does",
+			Category: category,
+		},
+		&cli.StringFlag{
+			Name:     "feature-output",
+			Value:    nodestatus.FeaturesToNode,
+			Usage:    "where they go: node, or to node feature discovery (NFD) as nfd-file or nfd-api",
+			Category: category,
+		},
+		&cli.BoolFlag{
+			Name:     "feature-models",
+			Usage:    "write a label gpu.model.MODEL for each model, which GPU feature discovery does not",
+			Category: category,
+		},
+		&cli.StringFlag{
+			Name:     "feature-file",
+			Value:    featureFile,
+			Usage:    "the file of nfd-file",
+			Category: category,
+		},
+		&cli.StringFlag{
+			Name:  "feature-namespace",
+			Value: namespace,
+			Usage: "the namespace of the NodeFeature object of nfd-api, and of this pod, whose name is in " +
+				"$POD_NAME [$NAMESPACE]",
+			Category: category,
+		},
+		&cli.StringFlag{
+			Name:     "machine-type-file",
+			Value:    "/sys/class/dmi/id/product_name",
+			Usage:    "the file with the machine's name, for the label gpu.machine",
+			Category: category,
+		},
+		&cli.BoolFlag{
+			Name:     "remove-stale-resources",
+			Usage:    "remove resources that Virgate has stopped from the Node's capacity, minutes later",
+			Category: category,
+		},
 	}
 }
 
-// featureFile is where NFD's worker reads it, under a name of Virgate's own.
+// featureFile is where NFD's worker reads the labels, under a name of Virgate's own.
 const featureFile = "/etc/kubernetes/node-feature-discovery/features.d/virgate"
 
-// featureOutput is where feature labels go: nowhere, unless they are asked for.
+// featureOutput returns where feature labels go: nowhere unless they are requested.
 func featureOutput(cmd *cli.Command, environment environment) (nodestatus.FeatureOutput, error) {
 	var output nodestatus.FeatureOutput
 	if !cmd.Bool("feature-labels") {
@@ -325,11 +445,15 @@ func featureOutput(cmd *cli.Command, environment environment) (nodestatus.Featur
 	}
 	pod, _ := environment("POD_NAME")
 	output = nodestatus.FeatureOutput{
-		Kind: cmd.String("feature-output"), File: cmd.String("feature-file"),
-		Namespace: cmd.String("feature-namespace"), Name: nodestatus.NodeFeatureName(cmd.String("node-name")), Pod: pod,
+		Kind:      cmd.String("feature-output"),
+		File:      cmd.String("feature-file"),
+		Namespace: cmd.String("feature-namespace"),
+		Name:      nodestatus.NodeFeatureName(cmd.String("node-name")),
+		Pod:       pod,
 	}
 	switch {
-	case !slices.Contains([]string{nodestatus.FeaturesToNode, nodestatus.FeaturesToFile, nodestatus.FeaturesToNFD}, output.Kind):
+	case !slices.Contains([]string{nodestatus.FeaturesToNode, nodestatus.FeaturesToFile, nodestatus.FeaturesToNFD},
+		output.Kind):
 		return output, usageError{fmt.Errorf("--feature-output %q is none of node, nfd-file, nfd-api", output.Kind)}
 	case output.Kind == nodestatus.FeaturesToFile && output.File == "":
 		return output, usageError{errors.New("--feature-output nfd-file needs --feature-file")}
@@ -339,7 +463,7 @@ func featureOutput(cmd *cli.Command, environment environment) (nodestatus.Featur
 	return output, nil
 }
 
-// machineName is the machine's, from the file; empty when unknown.
+// machineName returns the machine's name from the file; empty when unknown.
 func machineName(path string, log *slog.Logger) string {
 	data, err := os.ReadFile(path)
 	if err != nil && path != "" {
@@ -348,14 +472,14 @@ func machineName(path string, log *slog.Logger) string {
 	return string(data)
 }
 
-// pciDevices is the folder with a folder for each PCI device.
+// pciDevices is the folder that contains a folder for each PCI device.
 const pciDevices = "/sys/bus/pci/devices"
 
-// vgpus are those among NVIDIA's PCI devices in the folder. The kernel shows the 64 bytes at the
-// beginning of the configuration space to everybody, the rest to SYS_ADMIN.
+// vgpus returns the vGPUs among NVIDIA's PCI devices in the folder. The kernel shows the first 64
+// bytes of the configuration space to every process, the rest only with SYS_ADMIN.
 func vgpus(devices fs.FS, log *slog.Logger) []features.VGPU {
 	var found []features.VGPU
-	names, _ := fs.Glob(devices, "*/vendor") // A machine without PCI has none.
+	names, _ := fs.Glob(devices, "*/vendor") // A machine may have no PCI.
 	for _, name := range names {
 		if vendor, err := fs.ReadFile(devices, name); err != nil || strings.TrimSpace(string(vendor)) != "0x10de" {
 			continue
@@ -364,28 +488,37 @@ func vgpus(devices fs.FS, log *slog.Logger) []features.VGPU {
 		if vgpu, ok := features.ParseVGPU(config); ok {
 			found = append(found, vgpu)
 		} else if len(config) < features.PCIConfigSize {
-			log.Info("whether a GPU is a vGPU is not known: its PCI configuration space cannot be read, which takes SYS_ADMIN", "device", path.Dir(name), "bytes", len(config), "error", err)
+			log.Info(
+				"whether a GPU is a vGPU is not known: its PCI configuration space cannot be read, which takes "+
+					"SYS_ADMIN", "device", path.Dir(name), "bytes", len(config), "error", err)
 		}
 	}
 	return found
 }
 
-// newReporter makes the reporter to Kubernetes; nil when nothing is to be reported.
-// Where there is no API server, that is an error only if a flag asked for a report.
+// newReporter returns the reporter to Kubernetes, or nil if nothing is to be reported. A missing
+// API server is an error only if a flag requests a report.
 func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.Logger) (*nodestatus.Reporter, error) {
 	if beat := cmd.Duration("node-heartbeat"); beat < 0 {
 		return nil, usageError{fmt.Errorf("--node-heartbeat must not be less than 0, got %s", beat)}
 	}
 	options := nodestatus.Options{
-		Node: cmd.String("node-name"), Events: cmd.Bool("node-events"), Condition: cmd.Bool("node-condition"), Heartbeat: cmd.Duration("node-heartbeat"),
-		Annotations: cmd.Bool("node-annotations"), RemoveStale: cmd.Bool("remove-stale-resources"),
-		Features: features, Logger: log,
+		Node:        cmd.String("node-name"),
+		Events:      cmd.Bool("node-events"),
+		Condition:   cmd.Bool("node-condition"),
+		Heartbeat:   cmd.Duration("node-heartbeat"),
+		Annotations: cmd.Bool("node-annotations"),
+		RemoveStale: cmd.Bool("remove-stale-resources"),
+		Features:    features,
+		Logger:      log,
 	}
 	if !options.Events && !options.Condition && !options.Annotations && !options.RemoveStale && features.Kind == "" {
 		return nil, nil
 	}
 	asked := ""
-	for _, name := range []string{"node-events", "node-condition", "node-annotations", "remove-stale-resources", "feature-labels"} {
+	for _, name := range []string{
+		"node-events", "node-condition", "node-annotations", "remove-stale-resources", "feature-labels",
+	} {
 		if cmd.IsSet(name) && cmd.Bool(name) && (name != "feature-labels" || features.NeedsAPI()) {
 			asked = name
 		}
@@ -412,14 +545,46 @@ func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.
 
 func metricsFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.DurationFlag{Name: "sample", Value: 5 * time.Second, Usage: "the time between two samples of who uses the GPUs and how much"},
-		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where the host's /proc is; a simulated node has its own"},
-		&cli.BoolFlag{Name: "watch-pods", Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs --node-name and the right to list and watch pods"},
-		&cli.BoolFlag{Name: "evict-over-limit", Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the rights to create pods/eviction and to delete pods"},
-		&cli.BoolFlag{Name: "metrics-per-container", Value: true, DefaultText: "true", Usage: "have series in /metrics that name pods"},
-		&cli.IntFlag{Name: "metrics-max-series", Value: 10000, Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond"},
-		&cli.StringFlag{Name: "web-config-file", Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters (github.com/prometheus/exporter-toolkit, docs/web-configuration.md)"},
-		&cli.StringFlag{Name: "health-listen", Usage: "another HTTP address, for /healthz and /readyz alone and without --web-config-file; empty for none"},
+		&cli.DurationFlag{
+			Name:  "sample",
+			Value: 5 * time.Second,
+			Usage: "the time between two samples of who uses the GPUs and how much",
+		},
+		&cli.StringFlag{
+			Name:  "proc",
+			Value: "/proc",
+			Usage: "where the host's /proc is; a simulated node has its own",
+		},
+		&cli.BoolFlag{
+			Name: "watch-pods",
+			Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs " +
+				"--node-name and the right to list and watch pods",
+		},
+		&cli.BoolFlag{
+			Name: "evict-over-limit",
+			Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the rights to " +
+				"create pods/eviction and to delete pods",
+		},
+		&cli.BoolFlag{
+			Name:        "metrics-per-container",
+			Value:       true,
+			DefaultText: "true",
+			Usage:       "have series in /metrics that name pods",
+		},
+		&cli.IntFlag{
+			Name:  "metrics-max-series",
+			Value: 10000,
+			Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond",
+		},
+		&cli.StringFlag{
+			Name: "web-config-file",
+			Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters " +
+				"(github.com/prometheus/exporter-toolkit, docs/web-configuration.md)",
+		},
+		&cli.StringFlag{
+			Name:  "health-listen",
+			Usage: "another HTTP address, for /healthz and /readyz alone and without --web-config-file; empty for none",
+		},
 		&cli.BoolFlag{Name: "pprof", Usage: "serve /debug/pprof/ on --listen"},
 	}
 }
@@ -440,8 +605,17 @@ func httpOptions(cmd *cli.Command) (web.HTTP, error) {
 
 func grantFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "cdi-dir", Value: "/var/run/cdi", Usage: "where container runtimes look for CDI specs; on a simulated node the default is below --device-plugin-dir"},
-		&cli.StringFlag{Name: "host-root", Value: "/", Usage: "where the host's / is mounted, to look for device nodes and for an installer's driver"},
+		&cli.StringFlag{
+			Name:  "cdi-dir",
+			Value: "/var/run/cdi",
+			Usage: "where container runtimes look for CDI specs; on a simulated node the default is below " +
+				"--device-plugin-dir",
+		},
+		&cli.StringFlag{
+			Name:  "host-root",
+			Value: "/",
+			Usage: "where the host's / is mounted, to look for device nodes and for an installer's driver",
+		},
 		driverRootFlag(),
 	}
 }

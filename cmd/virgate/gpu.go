@@ -18,14 +18,30 @@ import (
 )
 
 func gpuCommand() *cli.Command {
-	selector := &cli.StringFlag{Name: "gpu", Required: true, Usage: "a GPU index (0), a UUID (GPU-…) or a PCI bus ID (00000000:3B:00.0)"}
-	length := &cli.DurationFlag{Name: "for", Value: 10 * time.Minute, Usage: "how long until the GPU is taken back, from now on; 24h at most"}
-	wait := &cli.BoolFlag{Name: "wait", Value: true, DefaultText: "true", Usage: "wait for the GPU's holders; false names them and ends with exit code 1, while the release goes on"}
+	selector := &cli.StringFlag{
+		Name:     "gpu",
+		Required: true,
+		Usage:    "a GPU index (0), a UUID (GPU-…) or a PCI bus ID (00000000:3B:00.0)",
+	}
+	length := &cli.DurationFlag{
+		Name:  "for",
+		Value: 10 * time.Minute,
+		Usage: "how long until the GPU is taken back, from now on; 24h at most",
+	}
+	wait := &cli.BoolFlag{
+		Name:        "wait",
+		Value:       true,
+		DefaultText: "true",
+		Usage: "wait for the GPU's holders; false names them and ends with exit code 1, while the " +
+			"release goes on",
+	}
 	verb := func(name, usage, description string, flags ...cli.Flag) *cli.Command {
 		return &cli.Command{
-			Name: name, Usage: usage, Description: description + "\n\nExample: virgate gpu " + name + " --gpu 0",
-			Flags:  append([]cli.Flag{selector}, flags...),
-			Action: func(ctx context.Context, cmd *cli.Command) error { return changeRelease(ctx, cmd, name) },
+			Name:        name,
+			Usage:       usage,
+			Description: description + "\n\nExample: virgate gpu " + name + " --gpu 0",
+			Flags:       append([]cli.Flag{selector}, flags...),
+			Action:      func(ctx context.Context, cmd *cli.Command) error { return changeRelease(ctx, cmd, name) },
 		}
 	}
 	return &cli.Command{
@@ -60,8 +76,13 @@ func gpuCommand() *cli.Command {
 	}
 }
 
-// askReleases asks the running program for its releases, or tells it to change one.
-func askReleases(ctx context.Context, cmd *cli.Command, method, verb string, arguments url.Values) (list []release.Release, err error) {
+// askReleases gets the releases of the running program, or makes it change one.
+func askReleases(
+	ctx context.Context,
+	cmd *cli.Command,
+	method, verb string,
+	arguments url.Values,
+) (list []release.Release, err error) {
 	answer, err := callControl(ctx, cmd, method, "/gpu"+verb, arguments)
 	if err != nil {
 		return nil, err
@@ -87,13 +108,15 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 	}
 	r := list[0]
 	say := func(format string, arguments ...any) {
-		fmt.Fprintf(cmd.Root().Writer, "GPU %d (%s) %s\n", r.Index, r.GPU, status.Plain(fmt.Sprintf(format, arguments...)))
+		fmt.Fprintf(cmd.Root().Writer, "GPU %d (%s) %s\n", r.Index, r.GPU,
+			status.Plain(fmt.Sprintf(format, arguments...)))
 	}
 	var waits []string
 	for {
 		switch {
 		case verb == "release" && r.State == release.Released:
-			say("is released until %s: nvidia-smi --gpu-reset -i %s can run; virgate gpu restore --gpu %d takes it back", r.Until.UTC().Format("15:04:05 MST"), r.PCIBusID, r.Index)
+			say("is released until %s: nvidia-smi --gpu-reset -i %s can run; virgate gpu restore --gpu %d "+
+				"takes it back", r.Until.UTC().Format("15:04:05 MST"), r.PCIBusID, r.Index)
 			return nil
 		case r.State != release.Restored:
 		case verb == "restore":
@@ -114,7 +137,8 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 			waits = r.Waits
 			say("waits for: %s", strings.Join(waits, ", "))
 		}
-		if verb == "release" && !cmd.Bool("wait") && len(waits) > 0 && !slices.Equal(waits, []string{release.Withdrawing}) {
+		if verb == "release" && !cmd.Bool("wait") && len(waits) > 0 &&
+			!slices.Equal(waits, []string{release.Withdrawing}) {
 			return errSilent
 		}
 		select {
@@ -127,7 +151,8 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 			say(goes+" until %s: virgate gpu restore --gpu %d ends that", r.Until.UTC().Format("15:04:05 MST"), r.Index)
 			return errSilent
 		}
-		if list, err = askReleases(ctx, cmd, http.MethodGet, "", nil); err != nil {
+		list, err = askReleases(ctx, cmd, http.MethodGet, "", nil)
+		if err != nil {
 			return err
 		}
 		at := slices.IndexFunc(list, func(other release.Release) bool { return other.GPU == r.GPU })

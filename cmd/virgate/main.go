@@ -1,11 +1,9 @@
-// Command virgate shares a node's NVIDIA GPUs among pods: whole, by time-slicing, by MPS and as
-// MIG partitions, through the kubelet's device plugins or by Dynamic Resource Allocation. This package translates the command line; what runs is put together in
-// internal/daemon.
+// Command virgate is a Kubernetes device plugin and DRA driver that shares a node's NVIDIA GPUs
+// among pods: whole, time-sliced, by MPS and as MIG partitions.
 //
-// Read main.go first, then run.go, the command that matters, with flags.go and
-// node.go. status.go, control.go, gpu.go and plan.go ask and explain, cluster.go looks at
-// all nodes of a cluster and rollout.go changes them, print.go has how that is
-// printed; mig.go begins the mig commands and demo.go the demo.
+// This package only parses flags and environment variables and prints results. Start with run.go;
+// most other subcommands have a file of their own name. The plugin itself is wired up and run by
+// internal/daemon.
 package main
 
 import (
@@ -39,21 +37,21 @@ func main() {
 	os.Exit(code)
 }
 
-// helpWords changes the library's help of a command: without its group in the program's help, and the options that it
-// has from the command above it are that command's.
+// helpWords changes the library's help of a command: it omits the command's group in the program's
+// help, and says which command above it has the inherited options.
 var helpWords = strings.NewReplacer(
 	"{{if .Category}}\n\nCATEGORY:\n   {{.Category}}{{end}}", "",
 	"GLOBAL OPTIONS:", "OPTIONS OF {{(index .Lineage 1).FullName}}:",
 )
 
-// programName is that under which help and messages call the root command.
+// programName is the name of the root command in help and messages.
 const programName = "virgate"
 
-// errSilent ends the program with exit code 1 when the reason has been printed.
+// errSilent ends the program with exit code 1 after the reason has been printed.
 var errSilent = errors.New("already reported")
 
-// run is the program apart from the process it runs in. It returns the exit code: 0,
-// 1 when something failed, 2 for a wrong command line.
+// run runs the program and is independent of the process. It returns the exit code: 0, 1 when
+// something failed, 2 for a wrong command line.
 func run(ctx context.Context, args []string, environment environment, stdout, stderr io.Writer) int {
 	root := &cli.Command{
 		Name:  programName,
@@ -64,14 +62,22 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 			"Try it without a GPU: virgate demo\n\n" +
 			"Exit codes: 0 for success, 1 when something failed or what was checked is wrong, 2 for a\n" +
 			"wrong command line. The help of a command says where 1 means more.",
-		Writer: stdout, ErrWriter: stderr,
-		HideHelpCommand: true, // The library's answers an unknown topic with exit code 3.
+		Writer:          stdout,
+		ErrWriter:       stderr,
+		HideHelpCommand: true, // The library's exits with 3 for an unknown topic.
 		ExitErrHandler:  func(context.Context, *cli.Command, error) {},
-		Flags:           []cli.Flag{&cli.BoolFlag{Name: versionFlag, Aliases: []string{"v"}, Usage: "print the version", Local: true}},
+		Flags: []cli.Flag{&cli.BoolFlag{
+			Name:    versionFlag,
+			Aliases: []string{"v"},
+			Usage:   "print the version",
+			Local:   true,
+		}},
 		Commands: slices.Concat(
-			group("Check and try, also without a GPU", planCommand(environment), checkCommand(environment), simCommand(), demoCommand()),
+			group("Check and try, also without a GPU", planCommand(environment), checkCommand(environment),
+				simCommand(), demoCommand()),
 			group("Cluster", clusterCommand(environment), rolloutCommand(), uninstallCommand(environment)),
-			group("Node", runCommand(environment, stderr), mpsCommand(environment, stderr), statusCommand(), healthCommand(), gpuCommand(), migCommand(environment)),
+			group("Node", runCommand(environment, stderr), mpsCommand(environment, stderr), statusCommand(),
+				healthCommand(), gpuCommand(), migCommand(environment)),
 			group("Other", versionCommand()),
 			[]*cli.Command{
 				configManagerCommand(environment, stderr),
@@ -100,20 +106,24 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 	return 1
 }
 
-// environment looks up a variable, as os.LookupEnv.
+// environment looks up a variable, like os.LookupEnv.
 type environment func(name string) (value string, ok bool)
 
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
-// kubectlPlugin makes the command cluster the program itself, as which kubectl runs it.
+// kubectlPlugin makes the command cluster the whole program, for kubectl to run as a plugin.
 func kubectlPlugin(program *cli.Command) *cli.Command {
 	plugin := program.Command("cluster")
 	plugin.Name, plugin.Category = "kubectl virgate", ""
 	plugin.Writer, plugin.ErrWriter = program.Writer, program.ErrWriter
 	plugin.HideHelpCommand, plugin.ExitErrHandler = program.HideHelpCommand, program.ExitErrHandler
-	plugin.Flags = append(plugin.Flags, &cli.BoolFlag{Name: versionFlag, Usage: "print the version", Local: true})
+	plugin.Flags = append(plugin.Flags, &cli.BoolFlag{
+		Name:  versionFlag,
+		Usage: "print the version",
+		Local: true,
+	})
 	for _, cmd := range append(plugin.Commands, plugin) {
 		cmd.Description = strings.ReplaceAll(cmd.Description, "virgate cluster ", plugin.Name+" ")
 	}
@@ -128,11 +138,11 @@ func group(heading string, commands ...*cli.Command) []*cli.Command {
 	return commands
 }
 
-// prepare sorts what the help of the command and its subcommands lists, gives those without
-// arguments a command help, and makes a usageError of every wrong flag, unknown command, and
-// argument that a command does not take. A hidden command lets arguments pass, like NVIDIA's.
-// After --help an argument is a topic, as with the command help; noTopic gets the error, for which the library has no
-// other way.
+// prepare sets up the command and its subcommands. It sorts what their help lists, and gives a
+// command help to those without arguments. It makes a usageError of every wrong flag, unknown
+// command, and argument that a command does not accept. A hidden command accepts all arguments,
+// like NVIDIA's. After --help an argument is a topic, as with the command help; noTopic gets the
+// error about an unknown topic, because the library cannot return it.
 func prepare(cmd *cli.Command, noTopic func(error)) {
 	cmd.OnUsageError = func(_ context.Context, cmd *cli.Command, err error, _ bool) error {
 		if flag, unknown := strings.CutPrefix(err.Error(), "flag provided but not defined: -"); unknown {
@@ -174,23 +184,23 @@ func prepare(cmd *cli.Command, noTopic func(error)) {
 		cmd.Commands = append(cmd.Commands, helpCommand(cmd))
 	}
 	slices.SortFunc(cmd.Commands, func(a, b *cli.Command) int { return strings.Compare(a.Name, b.Name) })
-	names := make(map[cli.Flag]string, len(cmd.Flags)) // Names makes a slice at each call.
+	names := make(map[cli.Flag]string, len(cmd.Flags)) // Names allocates a slice at each call.
 	for _, flag := range cmd.Flags {
 		names[flag] = flag.Names()[0]
 	}
 	slices.SortFunc(cmd.Flags, func(a, b cli.Flag) int { return strings.Compare(names[a], names[b]) })
 }
 
-// requiredFlags is the library's message.
+// requiredFlags matches the library's message.
 var requiredFlags = regexp.MustCompile(`^Required flags? "(.+)" not set$`)
 
-// nameOf is what messages call a command: its words after the program's name.
+// nameOf returns a command's name in messages: its words after the program's name.
 func nameOf(cmd *cli.Command) string {
 	return strings.TrimSpace(strings.TrimPrefix(cmd.FullName(), cmd.Root().Name))
 }
 
-// helpCommand shows the help of the parent, or of the subcommand that its arguments name. Only
-// the program's own is listed.
+// helpCommand shows the help of the parent, or of the subcommand that its arguments name. Only the
+// program's own help command is listed.
 func helpCommand(parent *cli.Command) *cli.Command {
 	return &cli.Command{
 		Name:      "help",
@@ -216,21 +226,22 @@ func helpCommand(parent *cli.Command) *cli.Command {
 	}
 }
 
-// unknownCommand says in a sentence that the command has no such subcommand, and which may be meant. The name begins
-// with the words in front.
+// unknownCommand returns an error that the command has no such subcommand, and which may be meant.
+// front has the words that begin the name.
 func unknownCommand(cmd *cli.Command, what, front, word string) error {
 	name := func(word string) string { return strings.TrimSpace(front + " " + word) }
 	var known []string
 	for _, child := range cmd.VisibleCommands() {
 		known = append(known, child.Name)
 	}
-	if cmd.Name == programName { // Otherwise uninstall would be near.
+	if cmd.Name == programName { // Else uninstall would be suggested.
 		known = append(known, "install")
 	}
 	near := meant(word, known, name)
 	switch {
 	case near == name("install"):
-		return usageError{fmt.Errorf("no %s %q; the Helm chart installs Virgate; see %s --help", what, name(word), cmd.FullName())}
+		return usageError{fmt.Errorf("no %s %q; the Helm chart installs Virgate; see %s --help", what, name(word),
+			cmd.FullName())}
 	case near != "":
 		return usageError{fmt.Errorf("no %s %q, did you mean %s?", what, name(word), near)}
 	}
@@ -249,7 +260,8 @@ func unknownFlag(cmd *cli.Command, name string) error {
 	return usageError{fmt.Errorf("%s has no flag %s; see %s --help", cmd.FullName(), dashed(name), cmd.FullName())}
 }
 
-// meant writes which of the known words may be meant: up to three that begin with what was typed, or else the nearest.
+// meant returns which of the known words may be meant: up to three that begin with what was typed,
+// or else the nearest.
 func meant(typed string, known []string, write func(string) string) string {
 	var longer []string
 	for _, word := range known {
@@ -266,9 +278,9 @@ func meant(typed string, known []string, write func(string) string) string {
 	return ""
 }
 
-// impliedCommand adds the command that the program's name stands for: it takes the
-// place of programs of NVIDIA's image when only the image is replaced.
-// --version alone is the program's.
+// impliedCommand adds the command that the program's name stands for. It lets the image replace
+// NVIDIA's image without other changes, under the names of NVIDIA's programs. --version alone is
+// left to the root command.
 func impliedCommand(args []string) []string {
 	if len(args) > 0 && (len(args) != 2 || !slices.Contains([]string{"--" + versionFlag, "-v"}, args[1])) {
 		switch name := filepath.Base(args[0]); name {
@@ -294,10 +306,11 @@ func versionCommand() *cli.Command {
 	}
 }
 
-// versionFlag is the root's flag that does what the command version does.
+// versionFlag is the root's flag that does the same as the command version.
 const versionFlag = "version"
 
 func printVersion(_ context.Context, cmd *cli.Command) error {
-	_, err := fmt.Fprintf(cmd.Root().Writer, "virgate %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	_, err := fmt.Fprintf(cmd.Root().Writer, "virgate %s (%s, %s/%s)\n", version, runtime.Version(), runtime.GOOS,
+		runtime.GOARCH)
 	return err
 }

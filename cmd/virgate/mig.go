@@ -26,25 +26,35 @@ func migCommand(environment environment) *cli.Command {
 		Usage: "plans, checks and changes the MIG layout of a node's GPUs",
 		Description: "Only apply changes anything.\n\n" +
 			"Example: virgate mig plan --node sim:dgx-a100+all-1g.5gb --name all-balanced",
-		Commands: []*cli.Command{migPlanCommand(environment), migApplyCommand(environment), migExportCommand(environment), migAssertCommand(environment)},
+		Commands: []*cli.Command{
+			migPlanCommand(environment), migApplyCommand(environment), migExportCommand(environment),
+			migAssertCommand(environment),
+		},
 	}
 }
 
 func wantedFlags(environment environment) []cli.Flag {
 	return append(append(nodeFlags(), configFlags(environment, true)...),
-		&cli.StringFlag{Name: "name", Usage: "the layout: one of the document, or all-disabled, all-enabled, all-balanced, all-<profile>; default: mig.config of the profile"},
+		&cli.StringFlag{
+			Name: "name",
+			Usage: "the layout: one of the document, or all-disabled, all-enabled, all-balanced, all-<profile>; " +
+				"default: mig.config of the profile",
+		},
 	)
 }
 
-// layoutFlags are wantedFlags for commands that change nothing, with --busy.
+// layoutFlags returns wantedFlags and --busy, for commands that change nothing.
 func layoutFlags(environment environment) []cli.Flag {
 	return append(wantedFlags(environment),
-		&cli.StringSliceFlag{Name: "busy", Usage: "a partition to treat as in use, by index (0:1) or UUID; may be repeated"},
+		&cli.StringSliceFlag{
+			Name:  "busy",
+			Usage: "a partition to treat as in use, by index (0:1) or UUID; may be repeated",
+		},
 	)
 }
 
-// wantedLayout is what --config, --config-key and --name ask for. With no
-// layout at all it is an error: nothing could be said about the node.
+// wantedLayout returns the layout that --config, --config-key and --name specify. Without any
+// layout it returns an error, because nothing could be said about the node.
 func wantedLayout(ctx context.Context, cmd *cli.Command, environment environment) (sharing.MIGConfig, error) {
 	file := configs.File{Kind: configs.KindProfile}
 	if err := checkPath(cmd, "config"); err != nil {
@@ -55,7 +65,9 @@ func wantedLayout(ctx context.Context, cmd *cli.Command, environment environment
 		if err != nil {
 			return sharing.MIGConfig{}, err
 		}
-		if file, err = configs.ParseKey(configsource.Name(path), data, cmd.String("config-key"), overrides(cmd, environment)); err != nil {
+		file, err = configs.ParseKey(configsource.Name(path), data, cmd.String("config-key"),
+			overrides(cmd, environment))
+		if err != nil {
 			return sharing.MIGConfig{}, err
 		}
 	}
@@ -66,7 +78,8 @@ func wantedLayout(ctx context.Context, cmd *cli.Command, environment environment
 	case wanted.Name == "":
 		return wanted, errors.New("no MIG layout is wanted: the profile has no mig.config, and there is no --name")
 	case !wanted.Manage:
-		return wanted, errors.New("no MIG layout is wanted: the profile has no mig.manage: true; --name plans one all the same")
+		return wanted,
+			errors.New("no MIG layout is wanted: the profile has no mig.manage: true; --name plans one all the same")
 	}
 	return wanted, nil
 }
@@ -142,9 +155,14 @@ type gpuPlan struct {
 	migchange.Decision
 }
 
-// planNode is what the wanted layout means for each GPU, with warnings.
-func planNode(ctx context.Context, cmd *cli.Command, environment environment) (wanted sharing.MIGConfig, plans []gpuPlan, warnings []string, err error) {
-	if wanted, err = wantedLayout(ctx, cmd, environment); err != nil {
+// planNode returns the plan for each GPU under the wanted layout, with warnings.
+func planNode(
+	ctx context.Context,
+	cmd *cli.Command,
+	environment environment,
+) (wanted sharing.MIGConfig, plans []gpuPlan, warnings []string, err error) {
+	wanted, err = wantedLayout(ctx, cmd, environment)
+	if err != nil {
 		return wanted, nil, nil, err
 	}
 	gpus, err := partitionedNode(ctx, cmd, environment)
@@ -159,13 +177,17 @@ func planLayout(gpus []partitionedGPU, wanted sharing.MIGConfig) (plans []gpuPla
 	ids := make([]sharing.GPUID, len(gpus))
 	for i, gpu := range gpus {
 		ids[i] = gpu.state.GPU
-		plans = append(plans, gpuPlan{gpu, migchange.Decide(migchange.Situation{GPU: gpu.gpu.UUID, State: gpu.state, Wanted: wanted})})
+		plans = append(plans, gpuPlan{gpu, migchange.Decide(migchange.Situation{
+			GPU:    gpu.gpu.UUID,
+			State:  gpu.state,
+			Wanted: wanted,
+		})})
 	}
 	return plans, wanted.Unmatched(ids)
 }
 
-// afterChange are the GPUs as they will be when what can be done now has been done, and
-// warnings of those that keep something back.
+// afterChange returns the GPUs as they will be after all changes that are possible now, and
+// warnings about GPUs that cannot be changed completely.
 func afterChange(gpus []partitionedGPU, wanted sharing.MIGConfig) (after []sharing.GPU, warnings []string) {
 	plans, warnings := planLayout(gpus, wanted)
 	for _, p := range plans {
@@ -174,7 +196,8 @@ func afterChange(gpus []partitionedGPU, wanted sharing.MIGConfig) (after []shari
 		case p.Problem() != "", p.State == nodereport.LayoutPending && p.Record == nil:
 			warnings = append(warnings, fmt.Sprintf("GPU %d stays as it is: %s", gpu.Index, p.Reason))
 		case p.State == nodereport.LayoutBlocked || !p.Change.Complete():
-			warnings = append(warnings, fmt.Sprintf("GPU %d cannot have all of its layout while it is in use: virgate mig plan says more", gpu.Index))
+			warnings = append(warnings, fmt.Sprintf(
+				"GPU %d cannot have all of its layout while it is in use: virgate mig plan says more", gpu.Index))
 		}
 		after = append(after, p.After(gpu))
 	}
@@ -184,7 +207,7 @@ func afterChange(gpus []partitionedGPU, wanted sharing.MIGConfig) (after []shari
 // drawingWidth leaves room for the indent on a terminal of 80 columns.
 const drawingWidth = 76
 
-// drawLayout shows the GPU's slices as they are, indented; none without MIG mode.
+// drawLayout draws the GPU's slices as they are, indented; without MIG mode there are none.
 func drawLayout(gpu nodereport.GPULayout) string {
 	if !gpu.MIG {
 		return "  MIG off\n"
@@ -192,7 +215,7 @@ func drawLayout(gpu nodereport.GPULayout) string {
 	return drawBlocks("  ", gpu.Slots, mig.Change{}.Before(gpu.Instances))
 }
 
-// drawBlocks draws them with indent before each line.
+// drawBlocks draws the blocks with indent before each line.
 func drawBlocks(indent string, slots int, blocks []mig.Block) string {
 	drawing := mig.Draw(slots, drawingWidth, blocks)
 	return indent + strings.ReplaceAll(strings.TrimSuffix(drawing, "\n"), "\n", "\n"+indent) + "\n"
@@ -201,9 +224,9 @@ func drawBlocks(indent string, slots int, blocks []mig.Block) string {
 type migGPUReport struct {
 	GPU   string `json:"gpu"`
 	Index int    `json:"index"`
-	// Wanted says that the layout asks something of the GPU that it can have.
+	// Wanted is true if the layout applies to the GPU and the GPU can have it.
 	Wanted bool `json:"wanted"`
-	// Complete says that the GPU has its layout after the steps.
+	// Complete is true if the GPU has its layout after the steps.
 	Complete bool       `json:"complete"`
 	Problem  string     `json:"problem,omitempty"`
 	Change   mig.Change `json:"change"`
@@ -220,8 +243,12 @@ func migReport(plans []gpuPlan, warnings []string) migNodeReport {
 		change := p.Change
 		change.Steps = p.Steps
 		report.GPUs = append(report.GPUs, migGPUReport{
-			GPU: p.gpu.UUID, Index: p.gpu.Index, Wanted: p.State != "" && p.State != nodereport.LayoutFailed,
-			Complete: p.Problem() == "" && change.Complete(), Problem: p.Problem(), Change: change,
+			GPU:      p.gpu.UUID,
+			Index:    p.gpu.Index,
+			Wanted:   p.State != "" && p.State != nodereport.LayoutFailed,
+			Complete: p.Problem() == "" && change.Complete(),
+			Problem:  p.Problem(),
+			Change:   change,
 		})
 	}
 	return report
@@ -229,9 +256,20 @@ func migReport(plans []gpuPlan, warnings []string) migNodeReport {
 
 func migApplyCommand(environment environment) *cli.Command {
 	flags := append(wantedFlags(environment),
-		&cli.StringFlag{Name: "device-plugin-dir", Value: "/var/lib/kubelet/device-plugins", Usage: "the kubelet's device-plugins directory, which also has the journal"},
-		&cli.StringFlag{Name: "pod-resources-socket", Value: "/var/lib/kubelet/pod-resources/kubelet.sock", Usage: "the kubelet's PodResources socket, which says what pods hold"},
-		&cli.BoolFlag{Name: "without-kubelet", Usage: "assume that no pod holds a GPU of this machine; always so with a simulated node"},
+		&cli.StringFlag{
+			Name:  "device-plugin-dir",
+			Value: "/var/lib/kubelet/device-plugins",
+			Usage: "the kubelet's device-plugins directory, which also has the journal",
+		},
+		&cli.StringFlag{
+			Name:  "pod-resources-socket",
+			Value: "/var/lib/kubelet/pod-resources/kubelet.sock",
+			Usage: "the kubelet's PodResources socket, which says what pods hold",
+		},
+		&cli.BoolFlag{
+			Name:  "without-kubelet",
+			Usage: "assume that no pod holds a GPU of this machine; always so with a simulated node",
+		},
 	)
 	return &cli.Command{
 		Name:  "apply",
@@ -252,9 +290,12 @@ func migApplyCommand(environment environment) *cli.Command {
 			}
 			defer node.Close()
 			gpus, err := daemon.ApplyMIG(ctx, daemon.MIGOptions{
-				GPUs: node, Simulated: node.Control != nil,
-				PluginDir: cmd.String("device-plugin-dir"), PodResourcesSocket: cmd.String("pod-resources-socket"),
-				WithoutKubelet: cmd.Bool("without-kubelet"), Logger: log,
+				GPUs:               node,
+				Simulated:          node.Control != nil,
+				PluginDir:          cmd.String("device-plugin-dir"),
+				PodResourcesSocket: cmd.String("pod-resources-socket"),
+				WithoutKubelet:     cmd.Bool("without-kubelet"),
+				Logger:             log,
 			}, wanted)
 			if err != nil {
 				return err
@@ -262,7 +303,8 @@ func migApplyCommand(environment environment) *cli.Command {
 			var failed error
 			err = show(cmd, nil, func(out *text) {
 				for _, gpu := range gpus {
-					out.line("%s", strings.TrimSuffix(fmt.Sprintf("GPU %d: %q %s: %s", gpu.Index, gpu.Wanted, gpu.State, gpu.Reason), ": "))
+					out.line("%s", strings.TrimSuffix(
+						fmt.Sprintf("GPU %d: %q %s: %s", gpu.Index, gpu.Wanted, gpu.State, gpu.Reason), ": "))
 					out.WriteString(drawLayout(gpu))
 					if gpu.State != nodereport.LayoutApplied {
 						failed = errSilent

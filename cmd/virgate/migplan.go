@@ -21,8 +21,10 @@ func migPlanCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "plan",
 		Usage: "shows how a layout would be reached, with the slices before and after",
-		Description: "Reads the node's GPUs once and changes nothing. The exit code is 1 when the layout asks something of\n" +
-			"GPUs that none of them can have, and 0 when one has it, can be changed, or waits until it is not in use.\n\n" +
+		Description: "Reads the node's GPUs once and changes nothing. The exit code is 1 when the layout asks " +
+			"something of\n" +
+			"GPUs that none of them can have, and 0 when one has it, can be changed, or waits until it is not in " +
+			"use.\n\n" +
 			"Example: virgate mig plan --node sim:a30x4+all-1g.6gb --name all-balanced --busy 0:1",
 		Flags: append(append(layoutFlags(environment), outputFlag("text")), planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
@@ -41,8 +43,8 @@ func migPlanCommand(environment environment) *cli.Command {
 	}
 }
 
-// impossible is an error if something is asked of GPUs, and none of them can have it, not even
-// when nobody uses them.
+// impossible returns an error if the layout applies to GPUs, but none of them can have it, not even
+// when it is unused.
 func impossible(plans []gpuPlan) (err error) {
 	for _, p := range plans {
 		switch p.State {
@@ -72,7 +74,7 @@ func (t *text) plan(p gpuPlan, wanted sharing.MIGConfig) {
 	}
 }
 
-// drawing is the GPU's slots under a title; a GPU without MIG mode has none.
+// drawing draws the GPU's slots under a title; a GPU without MIG mode has none.
 func (p gpuPlan) drawing(title string, mode bool, blocks []mig.Block) string {
 	if !mode {
 		return "  " + title + ": MIG off\n"
@@ -80,7 +82,7 @@ func (p gpuPlan) drawing(title string, mode bool, blocks []mig.Block) string {
 	return "  " + title + ": MIG on\n" + drawBlocks("  ", p.state.Geometry.Slots, blocks)
 }
 
-// verdict is the plan in a few words.
+// verdict summarizes the plan in a few words.
 func (p gpuPlan) verdict(wanted sharing.MIGConfig) string {
 	c := p.Change
 	switch {
@@ -130,7 +132,7 @@ func migAssertCommand(environment environment) *cli.Command {
 	}
 }
 
-// difference says how the GPU differs from its layout; empty when it does not.
+// difference describes how the GPU differs from its layout; empty if it does not.
 func (p gpuPlan) difference() string {
 	switch {
 	case p.Problem() != "":
@@ -140,11 +142,16 @@ func (p gpuPlan) difference() string {
 	case p.Change.Complete() && p.Change.Empty():
 		return p.Reason
 	}
-	return fmt.Sprintf("has %s, wanted %s", mig.Layout{MIG: p.state.Enabled, Partitions: countPartitions(p.state.Instances)}, p.Layout)
+	return fmt.Sprintf("has %s, wanted %s",
+		mig.Layout{MIG: p.state.Enabled, Partitions: countPartitions(p.state.Instances)}, p.Layout)
 }
 
 func migExportCommand(environment environment) *cli.Command {
-	flags := append(nodeFlags(), &cli.StringFlag{Name: "name", Value: "current", Usage: "the name of the layout in the document"})
+	flags := append(nodeFlags(), &cli.StringFlag{
+		Name:  "name",
+		Value: "current",
+		Usage: "the name of the layout in the document",
+	})
 	return &cli.Command{
 		Name:  "export",
 		Usage: "writes the node's MIG layout as a mig-parted document",
@@ -171,8 +178,8 @@ func migExportCommand(environment environment) *cli.Command {
 	}
 }
 
-// exportBlocks has a block for each way in which GPUs are partitioned, in the order of
-// the first GPU of each; all GPUs are called so where one block is enough.
+// exportBlocks returns a block for each way in which GPUs are partitioned, in the order of the
+// first GPU of each. If one block covers all GPUs, it says all instead of listing them.
 func exportBlocks(gpus []partitionedGPU) []sharing.LayoutBlock {
 	var blocks []sharing.LayoutBlock
 	for _, gpu := range gpus {
@@ -193,7 +200,7 @@ func exportBlocks(gpus []partitionedGPU) []sharing.LayoutBlock {
 	return blocks
 }
 
-// countPartitions counts them by profile, smaller ones first; nil for none.
+// countPartitions counts the partitions by profile, smaller ones first; nil for none.
 func countPartitions(instances []mig.Instance) []mig.PartitionCount {
 	var counts []mig.PartitionCount
 	for _, instance := range instances {

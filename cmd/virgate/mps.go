@@ -24,43 +24,64 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// mpsDirectory is where virgate run, virgate mps, the daemons and the pods see the directory of
-// MPS, each in its own container.
+// mpsDirectory is the path under which virgate run, virgate mps, the daemons and the pods see the
+// MPS directory, each in its own container.
 const mpsDirectory = "/mps"
 
-// mpsCommand runs the MPS daemons. It also takes the place of NVIDIA's mps-control-daemon.
+// mpsCommand runs the MPS daemons. It also replaces NVIDIA's mps-control-daemon.
 func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
-	// Of the settings, where the driver is; the others are accepted and not read. --mps-root is
-	// another path here than for virgate run.
+	// Only the settings about the driver's place are used; the others are accepted but ignored.
+	// --mps-root is left out, because it is another path here than for virgate run.
 	accepted := slices.DeleteFunc(configs.Settings(), func(s configs.Setting) bool { return s.Flag == "mps-root" })
 	obeyed := []string{"nvidia-driver-root", "container-driver-root"}
-	settings := slices.DeleteFunc(slices.Clone(accepted), func(s configs.Setting) bool { return !slices.Contains(obeyed, s.Flag) })
+	settings := slices.DeleteFunc(slices.Clone(accepted),
+		func(s configs.Setting) bool { return !slices.Contains(obeyed, s.Flag) })
 	flags := append(flagsOf(accepted, obeyed...), nodeFlags()[0], worldFlag(), driverRootFlag(),
-		&cli.StringFlag{Name: "mps-root", Value: mpsDirectory, Usage: "the directory of MPS, as this program, the daemons and the pods see it"},
-		&cli.StringFlag{Name: "proc", Value: "/proc", Usage: "where /proc is"},
-		&cli.BoolFlag{Name: "multi-user", Usage: "has one MPS server, of root, serve the programs of all users of a GPU; without it those of one user wait for those of another"},
+		&cli.StringFlag{
+			Name:  "mps-root",
+			Value: mpsDirectory,
+			Usage: "the directory of MPS, as this program, the daemons and the pods see it",
+		},
+		&cli.StringFlag{
+			Name:  "proc",
+			Value: "/proc",
+			Usage: "where /proc is",
+		},
+		&cli.BoolFlag{
+			Name: "multi-user",
+			Usage: "has one MPS server, of root, serve the programs of all users of a GPU; without it those of one " +
+				"user wait for those of another",
+		},
 		logLevelFlag(),
 		&cli.StringFlag{Name: "config-file", Hidden: true},
 	)
 	return &cli.Command{
 		Name:  "mps",
 		Usage: "runs NVIDIA's MPS daemons for the GPUs that virgate run shares by MPS",
-		Description: "One nvidia-cuda-mps-control for each GPU or partition. It needs root, the host's process IDs, and\n" +
+		Description: "One nvidia-cuda-mps-control for each GPU or partition. It needs root, the host's process " +
+			"IDs, and\n" +
 			"the right to set compute modes; virgate run, which says for which GPUs, does not.\n" +
 			"SIGTERM ends the daemons and restores the compute modes.\n\n" +
 			"Example: virgate mps --mps-root /run/nvidia/mps",
 		Flags: flags,
 		Commands: []*cli.Command{{
-			Name:  "mount-shm",
-			Usage: "mounts the memory that daemons and pods share, a tmpfs of half the machine's with a directory for each GPU",
-			Description: "Only where what virgate mps mounts does not reach the host, as in NVIDIA's DaemonSets, whose init container\n" +
+			Name: "mount-shm",
+			Usage: "mounts the memory that daemons and pods share, a tmpfs of half the machine's with a directory " +
+				"for each GPU",
+			Description: "Only where what virgate mps mounts does not reach the host, as in NVIDIA's DaemonSets, " +
+				"whose init container\n" +
 				"this is. It does nothing where that is mounted already.\n\nExample: virgate mps mount-shm",
 			Action: func(_ context.Context, cmd *cli.Command) error {
 				return mps.MountShm(cmd.String("mps-root"), cmd.String("proc"))
 			},
 		}, {
-			Name: mps.InDriverRoot, Hidden: true, ArgsUsage: "...", SkipFlagParsing: true, // They are the program's.
-			Action: func(_ context.Context, cmd *cli.Command) error { return mps.EnterDriverRoot(cmd.Args().Slice()) },
+			Name:            mps.InDriverRoot,
+			Hidden:          true,
+			ArgsUsage:       "...",
+			SkipFlagParsing: true, // They are the program's.
+			Action: func(_ context.Context, cmd *cli.Command) error {
+				return mps.EnterDriverRoot(cmd.Args().Slice())
+			},
 		}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			log, err := newLog(cmd, stderr)
@@ -97,25 +118,32 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 		return err
 	}
 	defer func() { _ = lock.Release() }()
-	// NVIDIA's config-manager sends it when the profile changes, of which virgate run tells.
+	// NVIDIA's config-manager sends it when the profile changes. Ignore it: virgate run reports
+	// such changes.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log})
 	mismatch := lastingMismatch{found: make(chan error, 1)}
 	return mps.Run(ctx, mps.Options{
-		Root: root, Proc: cmd.String("proc"), OwnShm: true, Logger: log.With("component", "mps"),
+		Root:   root,
+		Proc:   cmd.String("proc"),
+		OwnShm: true,
+		Logger: log.With("component", "mps"),
 		Control: mps.Program{
-			// NVIDIA's runtime has it in this container; else it is in the driver root.
+			// NVIDIA's runtime puts it into this container; otherwise it is in the driver root.
 			Find: func() (string, string, error) {
 				root, path, err := driver.FindProgram(driver.Options{}, mps.ProgramName)
 				if err != nil {
 					var other error
-					if root, path, other = driver.FindProgram(driverOptions(startup), mps.ProgramName); other != nil {
+					root, path, other = driver.FindProgram(driverOptions(startup), mps.ProgramName)
+					if other != nil {
 						return "", "", errors.Join(err, other)
 					}
 				}
 				return root, path, nil
 			},
-			MultiUser: cmd.Bool("multi-user"), Proc: cmd.String("proc"), Logger: log.With("component", "mps"),
+			MultiUser: cmd.Bool("multi-user"),
+			Proc:      cmd.String("proc"),
+			Logger:    log.With("component", "mps"),
 		},
 		Who: func(pid int) string { return usage.Describe(os.DirFS(cmd.String("proc")), pid) },
 		ComputeMode: func(ctx context.Context, gpu string) (sharing.ComputeMode, error) {
@@ -136,7 +164,7 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 	})
 }
 
-// lastingMismatch hears of each try to open the driver.
+// lastingMismatch collects the results of all attempts to open the driver.
 type lastingMismatch struct {
 	mu         sync.Mutex
 	mismatches nvml.Mismatches
@@ -154,7 +182,7 @@ func (m *lastingMismatch) note(err error) {
 	}
 }
 
-// wait returns the mismatch that lasts, and nil when ctx ends.
+// wait returns a mismatch that lasts, or nil when ctx ends.
 func (m *lastingMismatch) wait(ctx context.Context) error {
 	select {
 	case err := <-m.found:

@@ -30,22 +30,36 @@ func nodeFlags() []cli.Flag {
 		&cli.StringFlag{
 			Name:  "node",
 			Value: "auto",
-			Usage: "where the GPUs are: auto or nvml for this machine's driver, trace:FILE for a recorded one, sim:NAME or sim:FILE for a simulated one; sim:? lists the names, " +
+			Usage: "where the GPUs are: auto or nvml for this machine's driver, trace:FILE for a recorded one, " +
+				"sim:NAME or sim:FILE for a simulated one; sim:? lists the names, " +
 				"and +LAYOUT cuts their GPUs: sim:dgx-a100+all-1g.5gb",
 		},
 		worldFlag(),
-		&cli.StringFlag{Name: "record", Usage: "record the driver's answers in this file, up to 64 MiB, for --node trace:FILE"},
-		&cli.BoolFlag{Name: "record-mask", Value: true, DefaultText: "true", Usage: "replace UUIDs in the recording, the same GPU always by the same one"},
+		&cli.StringFlag{
+			Name:  "record",
+			Usage: "record the driver's answers in this file, up to 64 MiB, for --node trace:FILE",
+		},
+		&cli.BoolFlag{
+			Name:        "record-mask",
+			Value:       true,
+			DefaultText: "true",
+			Usage:       "replace UUIDs in the recording, the same GPU always by the same one",
+		},
 	}
 }
 
-// worldFlag says what is peculiar about a simulated node.
+// worldFlag sets the peculiarities of a simulated node.
 func worldFlag() cli.Flag {
-	return &cli.StringFlag{Name: "sim-world", Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, unlisted=N, no-nodes, other-module=VERSION"}
+	return &cli.StringFlag{
+		Name: "sim-world",
+		Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, " +
+			"passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, " +
+			"confidential, persistence, unlisted=N, no-nodes, other-module=VERSION",
+	}
 }
 
-// openGPUs makes the node's GPUs as --node, --record and the settings of the driver
-// say, with deadlines for driver calls. It does not call the driver yet.
+// openGPUs returns the node's GPUs according to --node, --record and the settings of the driver,
+// with deadlines for driver calls. It does not call the driver yet.
 func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) (daemon.GPUs, error) {
 	library, err := openLibrary(cmd.String("node"), cmd.String("sim-world"), startup)
 	if err != nil {
@@ -55,14 +69,21 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 	if simulated, ok := library.(*simnode.Node); ok {
 		gpus = daemon.Simulated(simulated, simulated)
 	} else {
-		gpus = daemon.GPUs{Library: nvml.WithDeadlines(library, nvml.Limits{}), Proc: os.DirFS(cmp.Or(cmd.String("proc"), "/proc")), Close: func() {}}
-		// What the kernel does not say, or not of the machine's own namespace, is not seen.
+		gpus = daemon.GPUs{
+			Library: nvml.WithDeadlines(library, nvml.Limits{}),
+			Proc:    os.DirFS(cmp.Or(cmd.String("proc"), "/proc")),
+			Close:   func() {},
+		}
+		// What the kernel does not report, or not from the machine's own namespace, counts as
+		// hidden.
 		if !strings.HasPrefix(cmd.String("node"), "trace:") {
-			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc), notPermitted(gpus.Proc, startup, cmd.String("host-root"))
+			gpus.ProcessesHidden, gpus.NotPermitted = !usage.InInitialNamespace(gpus.Proc),
+				notPermitted(gpus.Proc, startup, cmd.String("host-root"))
 		}
 	}
 	gpus.Name = cmd.String("node")
-	if gpus.DriverReplaced, err = driverReplaced(cmd, startup, log); err != nil {
+	gpus.DriverReplaced, err = driverReplaced(cmd, startup, log)
+	if err != nil {
 		return gpus, err
 	}
 	if gpus.Reset == nil && !strings.HasPrefix(gpus.Name, "trace:") {
@@ -104,22 +125,35 @@ func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logge
 	return gpus, nil
 }
 
-// driverReplaced watches the driver root as --driver-root-watch says; nil without it.
-func driverReplaced(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) (func(context.Context) error, error) {
+// driverReplaced returns the function that watches the driver root given by --driver-root-watch, or
+// nil without that flag.
+func driverReplaced(
+	cmd *cli.Command,
+	startup configs.StartupSettings,
+	log *slog.Logger,
+) (func(context.Context) error, error) {
 	path := cmd.String("driver-root-watch")
 	if path == "" {
 		return nil, nil
 	}
-	watch := driver.RootWatch{Mounted: startup.ContainerDriverRoot, Host: path, Logger: log}
+	watch := driver.RootWatch{
+		Mounted: startup.ContainerDriverRoot,
+		Host:    path,
+		Logger:  log,
+	}
 	if err := watch.Check(); err != nil {
 		return nil, usageError{fmt.Errorf("--driver-root-watch: %w", err)}
 	}
 	return watch.Run, nil
 }
 
-// driverRootFlag says where the replacement of the driver root is seen.
+// driverRootFlag names the place where a replacement of the driver root is visible.
 func driverRootFlag() cli.Flag {
-	return &cli.StringFlag{Name: "driver-root-watch", Usage: "where the host's driver root is in a mount of the folder that holds it: when another driver is mounted there than at --container-driver-root, the program ends for a new container; empty for nowhere"}
+	return &cli.StringFlag{
+		Name: "driver-root-watch",
+		Usage: "where the host's driver root is in a mount of the folder that holds it: when another driver is " +
+			"mounted there than at --container-driver-root, the program ends for a new container; empty for nowhere",
+	}
 }
 
 func openLibrary(name, world string, process configs.StartupSettings) (nvml.Library, error) {
@@ -139,11 +173,16 @@ func openLibrary(name, world string, process configs.StartupSettings) (nvml.Libr
 }
 
 func driverOptions(process configs.StartupSettings) driver.Options {
-	return driver.Options{DriverRoot: process.DriverRoot, ContainerDriverRoot: process.ContainerDriverRoot, DevRoot: process.DevRoot}
+	return driver.Options{
+		DriverRoot:          process.DriverRoot,
+		ContainerDriverRoot: process.ContainerDriverRoot,
+		DevRoot:             process.DevRoot,
+	}
 }
 
-// notPermitted finds out whether this process may not partition GPUs. It asks again until there is a
-// driver that tells, which may be installed later; a container's rights are then the same to its end.
+// notPermitted returns a function that reports whether this process may not partition GPUs. Until a
+// driver is there to tell, which may be installed later, it checks at each call. After that the
+// result is kept, because a container's rights do not change.
 func notPermitted(proc fs.FS, startup configs.StartupSettings, hostRoot string) func() bool {
 	capabilities := daemon.Capabilities(startup, hostRoot)
 	find := func() bool { return !host.MayPartition(proc, "/dev", capabilities, os.TempDir(), "/dev") }
@@ -156,8 +195,8 @@ func notPermitted(proc fs.FS, startup configs.StartupSettings, hostRoot string) 
 	}
 }
 
-// readNodeFile reads the file of --node. It must be a regular one, because waiting for a FIFO or
-// a terminal is something that no signal would end here.
+// readNodeFile reads the file of --node. It must be a regular file: no signal would end the wait
+// for a FIFO or a terminal here.
 func readNodeFile(path string) ([]byte, error) {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("read --node: %s is not a regular file", path)
@@ -181,7 +220,7 @@ func openTrace(path string) (nvml.Library, error) {
 	return lib, nil
 }
 
-// openSimulated makes the node of that name or file, in the world of --sim-world.
+// openSimulated returns the node of that name or file, in the world of --sim-world.
 func openSimulated(name, world string) (*simnode.Node, error) {
 	node, err := namedNode(name)
 	if err == nil && world != "" {

@@ -20,11 +20,26 @@ import (
 
 func planCommand(environment environment) *cli.Command {
 	flags := append(nodeFlags(),
-		&cli.StringFlag{Name: "from", Usage: "an older profile: shows what would change from it, how fast, and for whom it waits"},
-		&cli.StringFlag{Name: "addr", Usage: "with --from: the HTTP address of the node's running Virgate, to name the pods that a change waits for"},
-		&cli.BoolFlag{Name: "dra", Usage: "shows the ResourceSlices and DeviceClasses of what the profile's dra.resources names, as yaml or json"},
+		&cli.StringFlag{
+			Name:  "from",
+			Usage: "an older profile: shows what would change from it, how fast, and for whom it waits",
+		},
+		&cli.StringFlag{
+			Name: "addr",
+			Usage: "with --from: the HTTP address of the node's running Virgate, to name the pods that a change " +
+				"waits for",
+		},
+		&cli.BoolFlag{
+			Name: "dra",
+			Usage: "shows the ResourceSlices and DeviceClasses of what the profile's dra.resources names, as " +
+				"yaml or json",
+		},
 		nvidiaNames(""),
-		&cli.StringFlag{Name: "node-name", Value: "node", Usage: "with --dra: the Node's name"},
+		&cli.StringFlag{
+			Name:  "node-name",
+			Value: "node",
+			Usage: "with --dra: the Node's name",
+		},
 		outputFlag("table", "wide", "yaml"),
 	)
 	flags = append(flags, configFlags(environment, true)...)
@@ -50,7 +65,8 @@ func planCommand(environment environment) *cli.Command {
 			if err != nil {
 				return err
 			}
-			// A Node's profile can depend on its GPUs; otherwise the profile says how they are opened.
+			// A Node's profile can depend on its GPUs. Otherwise the profile determines how they
+			// are opened.
 			read := func(path string) (configs.Config, planChoice, error) {
 				config, err := readConfig(ctx, path, cmd.String("config-key"), overrides)
 				return config, planChoice{}, err
@@ -77,7 +93,8 @@ func planCommand(environment environment) *cli.Command {
 			}
 			if chooser != nil {
 				chooser.see(node.Library, gpus, unread)
-				if config, choice, err = readOffered(read, cmd.String("config")); err != nil {
+				config, choice, err = readOffered(read, cmd.String("config"))
+				if err != nil {
 					return err
 				}
 				if unread != nil {
@@ -135,9 +152,14 @@ func planCommand(environment environment) *cli.Command {
 			}
 			warnings := slices.Concat(explainWaits(changes), hints, plan.Warnings)
 			if divides {
-				warnings = append(warnings, "the MIG layout changes too, in the driver's time and when its GPUs are free: virgate mig plan shows how")
+				warnings = append(warnings,
+					"the MIG layout changes too, in the driver's time and when its GPUs are free: virgate mig plan "+
+						"shows how")
 			}
-			report := changesReport{Changes: append([]sharing.Change{}, changes...), Warnings: append([]string{}, warnings...)}
+			report := changesReport{
+				Changes:  append([]sharing.Change{}, changes...),
+				Warnings: append([]string{}, warnings...),
+			}
 			if chooser != nil {
 				report.ChoiceBefore, report.Choice = &before, &choice
 			}
@@ -152,7 +174,7 @@ func planCommand(environment environment) *cli.Command {
 	}
 }
 
-// unplanned is the warning for GPUs whose driver does not say what they can have.
+// unplanned returns the warning for GPUs whose driver does not report what they can have.
 func unplanned(wanted sharing.MIGConfig, err error) string {
 	what := fmt.Sprintf("MIG layout %q", wanted.Name)
 	if source := wanted.Source(); source != "" {
@@ -161,11 +183,17 @@ func unplanned(wanted sharing.MIGConfig, err error) string {
 	return what + ": cannot be planned: " + err.Error()
 }
 
-// needsMPS is what check and plan, which cannot know what runs on the node, say of a profile that wants MPS daemons.
-const needsMPS = "virgate run refuses this profile unless MPS runs on the node: set the chart's mps.enabled (--mps-root)"
+// needsMPS is the note of check and plan about a profile that needs MPS daemons. They cannot know
+// what runs on the node.
+const needsMPS = "virgate run refuses this profile unless MPS runs on the node: set the chart's mps.enabled " +
+	"(--mps-root)"
 
-// readOffered reads the profile in the file at that path. One that offers nothing is an error.
-func readOffered(read func(path string) (configs.Config, planChoice, error), path string) (configs.Config, planChoice, error) {
+// readOffered reads the profile from the file at that path. A profile that offers nothing is an
+// error.
+func readOffered(
+	read func(path string) (configs.Config, planChoice, error),
+	path string,
+) (configs.Config, planChoice, error) {
 	config, choice, err := read(path)
 	if err != nil {
 		return config, choice, err
@@ -177,17 +205,22 @@ func readOffered(read func(path string) (configs.Config, planChoice, error), pat
 }
 
 func readConfig(ctx context.Context, path, key string, overrides configs.Overrides) (configs.Config, error) {
-	return (&configsource.File{Path: path, Key: key, Overrides: overrides, Done: ctx.Done()}).Config()
+	return (&configsource.File{
+		Path:      path,
+		Key:       key,
+		Overrides: overrides,
+		Done:      ctx.Done(),
+	}).Config()
 }
 
-// planReport is what the node would advertise. Now, if any, is what it would before its
-// GPUs have their MIG layout. The hints are for people: the running program, whose plan is
-// the same otherwise, does not give them.
+// planReport is what the node would advertise. Now, if set, is what it would advertise before its
+// GPUs have their MIG layout. The hints are for people; the running program, whose plan is
+// otherwise the same, does not give them.
 type planReport struct {
 	sharing.Summary
 	hints []string
 	Now   *sharing.Summary `json:"now,omitempty"`
-	// Choice is the profile of a Node with those labels; nil where none was named.
+	// Choice is the profile of a Node with the given labels; nil if none were given.
 	Choice *planChoice `json:"choice,omitempty"`
 }
 
@@ -209,7 +242,7 @@ func (r planReport) show(cmd *cli.Command, layout string) error {
 	})
 }
 
-// planned has a row for each resource; wide, also how many devices are of which GPU.
+// planned prints a row for each resource; with wide also how many devices are on which GPU.
 func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
 	header := []any{"RESOURCE", "STRATEGY", "REPLICAS", "UNITS", "DEVICES", "HEALTHY"}
 	if wide {
@@ -234,12 +267,13 @@ func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
 	table.end()
 	for _, r := range resources {
 		if r.Share != nil {
-			t.line("%s: a share is %d %% of the multiprocessors and %d MiB of memory at most", r.Name, r.Share.ThreadPercentage, r.Share.PinnedMemory>>20)
+			t.line("%s: a share is %d %% of the multiprocessors and %d MiB of memory at most", r.Name,
+				r.Share.ThreadPercentage, r.Share.PinnedMemory>>20)
 		}
 	}
 }
 
-// nameHolders asks a running Virgate who holds the units that switch.
+// nameHolders gets from a running Virgate which pods hold the units that switch.
 func nameHolders(ctx context.Context, address string, changes []sharing.Change) error {
 	address, err := dialAddress(address)
 	if err != nil {
@@ -272,9 +306,9 @@ func nameHolders(ctx context.Context, address string, changes []sharing.Change) 
 	return nil
 }
 
-// explainWaits says of each change how long it takes and for whom it waits, by the
-// figures of docs/explanation/kubelet.md, and warns of shares that no pod can get
-// meanwhile. Where Pods is nil it is not known whether there are any.
+// explainWaits adds to each change how long it takes and which pods it waits for, by the figures of
+// docs/explanation/kubelet.md. It warns of shares that no pod can get meanwhile. If Pods is nil, it
+// is not known whether there are any.
 func explainWaits(changes []sharing.Change) (warnings []string) {
 	var idle []string
 	for i, c := range changes {
@@ -304,7 +338,10 @@ func explainWaits(changes []sharing.Change) (warnings []string) {
 		}
 	}
 	if len(idle) > 0 {
-		warnings = []string{"GPU " + strings.Join(idle, ", ") + ": as long as a pod holds a share, the idle shares are offered to nobody, under either profile"}
+		warnings = []string{
+			"GPU " + strings.Join(idle, ", ") +
+				": as long as a pod holds a share, the idle shares are offered to nobody, under either profile",
+		}
 	}
 	return warnings
 }
@@ -312,7 +349,8 @@ func explainWaits(changes []sharing.Change) (warnings []string) {
 type changesReport struct {
 	Changes  []sharing.Change `json:"changes"`
 	Warnings []string         `json:"warnings"`
-	// ChoiceBefore and Choice are the profiles of a Node with those labels; nil where none was named.
+	// ChoiceBefore and Choice are the profiles of a Node with the given labels; nil if none were
+	// given.
 	ChoiceBefore *planChoice `json:"choiceBefore,omitempty"`
 	Choice       *planChoice `json:"choice,omitempty"`
 }

@@ -18,9 +18,15 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// planDRA shows what the node would offer by Dynamic Resource Allocation as it is now, with
-// warnings on standard error: the output can be given to kubectl.
-func planDRA(ctx context.Context, cmd *cli.Command, profile sharing.Profile, node daemon.GPUs, gpus []sharing.GPU) error {
+// planDRA prints what the node would offer by Dynamic Resource Allocation in its present state.
+// Warnings go to standard error, so that the output can be passed to kubectl.
+func planDRA(
+	ctx context.Context,
+	cmd *cli.Command,
+	profile sharing.Profile,
+	node daemon.GPUs,
+	gpus []sharing.GPU,
+) error {
 	output := cmd.String("output")
 	switch {
 	case !cmd.Bool("dra"):
@@ -32,8 +38,13 @@ func planDRA(ctx context.Context, cmd *cli.Command, profile sharing.Profile, nod
 	}
 	plan := sharing.NewPlan(gpus, profile)
 	n := dra.Node{
-		Name: cmd.String("node-name"), Driver: driverName(cmd), GPUs: gpus, Profile: profile, Plan: plan,
-		PCIeRoots: map[string]string{}, OnDemand: map[string]mig.Geometry{},
+		Name:      cmd.String("node-name"),
+		Driver:    driverName(cmd),
+		GPUs:      gpus,
+		Profile:   profile,
+		Plan:      plan,
+		PCIeRoots: map[string]string{},
+		OnDemand:  map[string]mig.Geometry{},
 	}
 	if err := node.Library.Init(); err != nil {
 		return fmt.Errorf("open the driver: %w", err)
@@ -77,7 +88,11 @@ func planDRA(ctx context.Context, cmd *cli.Command, profile sharing.Profile, nod
 	for _, class := range offer.Classes {
 		objects = append(objects, class)
 	}
-	list := map[string]any{"apiVersion": "v1", "kind": "List", "items": objects}
+	list := map[string]any{
+		"apiVersion": "v1",
+		"kind":       "List",
+		"items":      objects,
+	}
 	var documents []string
 	for _, object := range objects {
 		text, err := yaml.Marshal(object)

@@ -25,12 +25,22 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// planNodeFlags say for which Node a plan is, so that its labels and the rules choose the profile.
+// planNodeFlags returns the flags for the Node of a plan. Its labels and the rules choose the
+// profile.
 func planNodeFlags(environment environment) []cli.Flag {
 	category := "the profile that a Node would have by its labels, of a ConfigMap with several"
 	flags := []cli.Flag{
-		&cli.StringFlag{Name: "labels", Usage: "the Node's labels, KEY=VALUE between commas; with --node-object, beside or in place of its own", Category: category},
-		&cli.StringFlag{Name: "node-object", Usage: "the Node whose labels count: a file with its manifest, - for standard input, or the name of one in the cluster", Category: category},
+		&cli.StringFlag{
+			Name:     "labels",
+			Usage:    "the Node's labels, KEY=VALUE between commas; with --node-object, beside or in place of its own",
+			Category: category,
+		},
+		&cli.StringFlag{
+			Name: "node-object",
+			Usage: "the Node whose labels count: a file with its manifest, - for standard input, or the name of " +
+				"one in the cluster",
+			Category: category,
+		},
 	}
 	for _, flag := range clusterFlags(environment) {
 		switch flag.Names()[0] {
@@ -41,17 +51,17 @@ func planNodeFlags(environment environment) []cli.Flag {
 	return flags
 }
 
-// nodeChoice chooses the profile of one Node in a ConfigMap manifest, as virgate run does there.
+// nodeChoice chooses the profile of one Node from a ConfigMap manifest, as virgate run does.
 type nodeChoice struct {
 	cmd       *cli.Command
 	overrides configs.Overrides
 	fallbacks []configsource.Fallback
 	labels    map[string]string
-	// inventory are the labels of the GPUs; nil where they are not known.
+	// inventory are the labels of the GPUs; nil if they are not known.
 	inventory map[string]string
 }
 
-// planChoice is what was chosen, and why.
+// planChoice is the chosen profile, and why it was chosen.
 type planChoice struct {
 	Profile string `json:"profile,omitempty"`
 	By      string `json:"by"`
@@ -67,26 +77,36 @@ func (p planChoice) String() string {
 	return text
 }
 
-// newNodeChoice reads the Node's labels; nil where none are asked for.
+// newNodeChoice reads the Node's labels; nil if none were requested.
 func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Overrides) (*nodeChoice, error) {
 	if !cmd.IsSet("labels") && !cmd.IsSet("node-object") {
 		return nil, nil
 	}
 	switch {
 	case cmd.String("config") == "":
-		return nil, usageError{errors.New("--labels and --node-object need --config, a ConfigMap manifest with profiles")}
+		return nil, usageError{errors.New(
+			"--labels and --node-object need --config, a ConfigMap manifest with profiles")}
 	case cmd.String("config-key") != "":
-		return nil, usageError{errors.New("--config-key names the profile that --labels and --node-object are to choose: leave it out")}
-	case cmd.String("node-object") == configsource.Stdin && (cmd.String("config") == configsource.Stdin || cmd.String("from") == configsource.Stdin):
-		return nil, usageError{errors.New("--node-object and a profile are both standard input, which can be read once")}
+		return nil, usageError{errors.New(
+			"--config-key names the profile that --labels and --node-object are to choose: leave it out")}
+	case cmd.String("node-object") == configsource.Stdin &&
+		(cmd.String("config") == configsource.Stdin || cmd.String("from") == configsource.Stdin):
+		return nil, usageError{errors.New(
+			"--node-object and a profile are both standard input, which can be read once")}
 	}
-	c := &nodeChoice{cmd: cmd, overrides: overrides, labels: map[string]string{}}
+	c := &nodeChoice{
+		cmd:       cmd,
+		overrides: overrides,
+		labels:    map[string]string{},
+	}
 	var err error
-	if c.fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies")); err != nil {
+	c.fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies"))
+	if err != nil {
 		return nil, usageError{fmt.Errorf("--fallback-strategies: %w", err)}
 	}
 	if object := cmd.String("node-object"); object != "" {
-		if c.labels, err = nodeObjectLabels(ctx, object, cmd.String("kubeconfig")); err != nil {
+		c.labels, err = nodeObjectLabels(ctx, object, cmd.String("kubeconfig"))
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -98,13 +118,17 @@ func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Over
 	return c, nil
 }
 
-// nodeObjectLabels are the labels of the Node in a file, or of that name in the cluster.
+// nodeObjectLabels returns the labels of the Node in a file, or of the Node of that name in the
+// cluster.
 func nodeObjectLabels(ctx context.Context, object, kubeconfig string) (map[string]string, error) {
 	node := corev1.Node{}
-	if _, err := os.Stat(object); object != configsource.Stdin && errors.Is(err, os.ErrNotExist) && !strings.ContainsAny(object, "/") && !strings.HasSuffix(object, ".yaml") && !strings.HasSuffix(object, ".json") {
+	if _, err := os.Stat(object); object != configsource.Stdin && errors.Is(err, os.ErrNotExist) &&
+		!strings.ContainsAny(object, "/") && !strings.HasSuffix(object, ".yaml") &&
+		!strings.HasSuffix(object, ".json") {
 		config, _, err := cluster.Config(kubeconfig, "")
 		if err != nil {
-			return nil, fmt.Errorf("--node-object %s: there is no such file, and the cluster is not known: %w", object, err)
+			return nil, fmt.Errorf("--node-object %s: there is no such file, and the cluster is not known: %w", object,
+				err)
 		}
 		core, err := cluster.Core(config, "virgate-plan")
 		if err == nil {
@@ -123,7 +147,9 @@ func nodeObjectLabels(ctx context.Context, object, kubeconfig string) (map[strin
 		return nil, fmt.Errorf("read --node-object: %s: %w", configsource.Name(object), err)
 	}
 	if node.Kind != "Node" {
-		return nil, fmt.Errorf("read --node-object: %s: expected kind Node, as of kubectl get node NAME -o yaml (got %q)", configsource.Name(object), node.Kind)
+		return nil,
+			fmt.Errorf("read --node-object: %s: expected kind Node, as of kubectl get node NAME -o yaml (got %q)",
+				configsource.Name(object), node.Kind)
 	}
 	return nonNil(node.Labels), nil
 }
@@ -135,14 +161,15 @@ func nonNil(set map[string]string) map[string]string {
 	return set
 }
 
-// see takes the labels of these GPUs. Where they could not be read, the Node says what feature discovery wrote.
+// see uses the labels of these GPUs. If the GPUs could not be read, it uses the Node's labels that
+// feature discovery wrote.
 func (c *nodeChoice) see(library nvml.Library, gpus []sharing.GPU, unread error) {
 	if unread == nil {
 		n := features.Node{GPUs: gpus}
 		if library.Init() == nil {
 			versions := nvml.ReadVersions(library)
 			n.Driver, n.CUDA = versions.Driver, versions.CUDA
-			_ = library.Shutdown() // It is as it was.
+			_ = library.Shutdown() // It was closed before.
 		}
 		c.inventory = daemon.RuleLabels(n)
 		return
@@ -157,9 +184,10 @@ func (c *nodeChoice) see(library nvml.Library, gpus []sharing.GPU, unread error)
 	}
 }
 
-// showChoice shows what was chosen for a node whose GPUs are not here.
+// showChoice shows what was chosen for a node whose GPUs are not on this machine.
 func showChoice(cmd *cli.Command, choice planChoice, unread error) error {
-	warning := fmt.Sprintf("what it would offer is not known, because the GPUs cannot be read: name others with --node: %v", unread)
+	warning := fmt.Sprintf(
+		"what it would offer is not known, because the GPUs cannot be read: name others with --node: %v", unread)
 	report := planReport{
 		Summary: sharing.Summary{Resources: []sharing.ResourceSummary{}, Warnings: []string{warning}},
 		Choice:  &choice,
@@ -167,17 +195,19 @@ func showChoice(cmd *cli.Command, choice planChoice, unread error) error {
 	return report.show(cmd, "")
 }
 
-// differing warns of labels of the GPUs that the Node has otherwise: those do not count.
+// differing returns warnings about labels of the Node that differ from those of the GPUs. Such
+// labels of the Node do not count.
 func (c *nodeChoice) differing() (warnings []string) {
 	for _, name := range slices.Sorted(maps.Keys(c.labels)) {
 		if is, value := c.inventory[name], c.labels[name]; configs.InventoryLabel(name) && is != value {
-			warnings = append(warnings, fmt.Sprintf("label %s=%s does not count: the GPUs of --node have %s", name, value, cmp.Or(is, "none")))
+			warnings = append(warnings, fmt.Sprintf("label %s=%s does not count: the GPUs of --node have %s", name,
+				value, cmp.Or(is, "none")))
 		}
 	}
 	return warnings
 }
 
-// read chooses in the file at that path.
+// read chooses the profile in the file at that path.
 func (c *nodeChoice) read(ctx context.Context, path string) (configs.Config, planChoice, error) {
 	name := configsource.Name(path)
 	data, err := configsource.Read(ctx, path)
@@ -189,28 +219,43 @@ func (c *nodeChoice) read(ctx context.Context, path string) (configs.Config, pla
 		return configs.Config{}, planChoice{}, err
 	}
 	if len(file.Entries) == 0 {
-		return configs.Config{}, planChoice{}, fmt.Errorf("%s: --labels and --node-object choose among the profiles of a ConfigMap manifest or of Helm values, and this is one %s", name, file.Kind)
+		return configs.Config{}, planChoice{},
+			fmt.Errorf(
+				"%s: --labels and --node-object choose among the profiles of a ConfigMap manifest or of Helm values, "+
+					"and this is one %s", name, file.Kind)
 	}
 	label := c.cmd.String("node-label")
 	criteria := configsource.Criteria{
-		LabelName: label, Label: c.labels[label], NodeLabels: c.labels, Inventory: c.inventory, Source: name, Default: c.cmd.String("default-config"), Fallbacks: c.fallbacks,
+		LabelName:  label,
+		Label:      c.labels[label],
+		NodeLabels: c.labels,
+		Inventory:  c.inventory,
+		Source:     name,
+		Default:    c.cmd.String("default-config"),
+		Fallbacks:  c.fallbacks,
 	}
 	for _, entry := range file.Entries {
 		switch {
 		case entry.Kind == configs.KindProfile:
 			criteria.Names = append(criteria.Names, entry.Name)
 		case entry.Kind == configs.KindRules && criteria.Rules.List != nil:
-			return configs.Config{}, planChoice{}, fmt.Errorf("%s: it has several lists of rules: leave one of them in the file", name)
+			return configs.Config{}, planChoice{},
+				fmt.Errorf("%s: it has several lists of rules: leave one of them in the file", name)
 		case entry.Kind == configs.KindRules:
 			criteria.Rules = entry.Rules
-			criteria.Rules.Generation = cmp.Or(entry.Rules.Generation, configs.RulesName) // Only that there are some matters.
+			// It only matters that there are some.
+			criteria.Rules.Generation = cmp.Or(entry.Rules.Generation, configs.RulesName)
 		}
 	}
 	chosen, err := configsource.Choose(criteria)
 	if err != nil {
 		return configs.Config{}, planChoice{}, fmt.Errorf("%s: %w", name, err)
 	}
-	choice := planChoice{Profile: chosen.Name, By: chosen.Choice.By, Rule: chosen.Choice.Rule}
+	choice := planChoice{
+		Profile: chosen.Name,
+		By:      chosen.Choice.By,
+		Rule:    chosen.Choice.Rule,
+	}
 	var config configs.Config
 	if chosen.Name == "" {
 		config, err = configs.Parse("", nil, c.overrides)

@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/internal/status"
 )
 
-// outputFlag chooses between JSON and the forms for people, of which the first is the default.
+// outputFlag chooses between JSON and the formats for people; the first of these is the default.
 func outputFlag(people ...string) cli.Flag {
 	check := func(_ context.Context, _ *cli.Command, output string) error {
 		if !slices.Contains(people, output) && output != "json" {
@@ -23,11 +23,17 @@ func outputFlag(people ...string) cli.Flag {
 		}
 		return nil
 	}
-	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: people[0], Usage: strings.Join(people, ", ") + " or json", Action: check}
+	return &cli.StringFlag{
+		Name:    "output",
+		Aliases: []string{"o"},
+		Value:   people[0],
+		Usage:   strings.Join(people, ", ") + " or json",
+		Action:  check,
+	}
 }
 
-// show prints the value with --output json, and else the text that write makes of it,
-// without control characters.
+// show prints the value with --output json, and otherwise the text of write without control
+// characters.
 func show(cmd *cli.Command, value any, write func(*text)) error {
 	var out text
 	if cmd.String("output") != "json" {
@@ -41,8 +47,8 @@ func show(cmd *cli.Command, value any, write func(*text)) error {
 	return encoder.Encode(value)
 }
 
-// text is what a command tells people. It is complete before it is printed, so that
-// writing it cannot fail.
+// text is the output for people. It is complete before it is printed, so that writing it cannot
+// fail.
 type text struct{ bytes.Buffer }
 
 func (t *text) line(format string, arguments ...any) {
@@ -55,7 +61,7 @@ func (t *text) warnings(warnings []string) {
 	}
 }
 
-// table begins a table, which its end adds to the text. It may have no header.
+// table begins a table; its end adds it to the text. The header is optional.
 func (t *text) table(header ...any) table {
 	rows := table{tabwriter.NewWriter(&t.Buffer, 0, 0, 2, ' ', 0)}
 	if len(header) > 0 {
@@ -64,7 +70,7 @@ func (t *text) table(header ...any) table {
 	return rows
 }
 
-// table lines up the cells of its rows.
+// table aligns the cells of its rows.
 type table struct{ writer *tabwriter.Writer }
 
 func (t table) row(cells ...any) {

@@ -28,56 +28,95 @@ func rolloutCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "rollout",
 		Usage: "gives many nodes a profile or a MIG layout, a few at a time, and takes it back",
-		Description: "Sets the label nvidia.com/device-plugin.config, or with --mig-config nvidia.com/mig.config, waits until each\n" +
-			"node has what it should, and stops at the first one that is in the way. What it does lies in a ConfigMap in\n" +
+		Description: "Sets the label nvidia.com/device-plugin.config, or with --mig-config nvidia.com/mig.config, " +
+			"waits until each\n" +
+			"node has what it should, and stops at the first one that is in the way. What it does lies in a " +
+			"ConfigMap in\n" +
 			"Virgate's namespace: anybody who may write there can go on from another machine.\n\n" +
 			"Example: virgate rollout start inference -l pool=gpu --max-unavailable 5% --pause-after 1",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "kubeconfig", Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]"},
+			&cli.StringFlag{
+				Name:  "kubeconfig",
+				Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]",
+			},
 			&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
-			&cli.StringFlag{Name: "virgate-namespace", Value: "virgate", Usage: "Virgate's own namespace, where rollouts are kept; the same for all rollouts of a cluster"},
-			&cli.BoolFlag{Name: "verbose", Aliases: []string{"v"}, Usage: "say how many requests were made"},
+			&cli.StringFlag{
+				Name:  "virgate-namespace",
+				Value: "virgate",
+				Usage: "Virgate's own namespace, where rollouts are kept; the same for all rollouts of a cluster",
+			},
+			&cli.BoolFlag{
+				Name:    "verbose",
+				Aliases: []string{"v"},
+				Usage:   "say how many requests were made",
+			},
 		},
 		Commands: []*cli.Command{rolloutStartCommand(), rolloutStatusCommand(), {
-			Name: "pause", Usage: "has the rollout begin no further node", ArgsUsage: "[ROLLOUT]",
+			Name:      "pause",
+			Usage:     "has the rollout begin no further node",
+			ArgsUsage: "[ROLLOUT]",
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				client, r, err := oneRollout(ctx, cmd, false)
 				if err == nil {
-					if err = client.Pause(ctx, r.ID); err == nil {
-						_, err = fmt.Fprintf(cmd.Root().Writer, "rollout %s is paused: virgate rollout resume %s goes on\n", r.ID, r.ID)
+					err = client.Pause(ctx, r.ID)
+					if err == nil {
+						_, err = fmt.Fprintf(cmd.Root().Writer,
+							"rollout %s is paused: virgate rollout resume %s goes on\n", r.ID, r.ID)
 					}
 				}
 				return err
 			},
 		}, {
-			Name: "resume", Usage: "goes on with a rollout that was paused, has stopped or whose driver is dead", ArgsUsage: "[ROLLOUT]",
+			Name:      "resume",
+			Usage:     "goes on with a rollout that was paused, has stopped or whose driver is dead",
+			ArgsUsage: "[ROLLOUT]",
 			Flags: []cli.Flag{
-				&cli.BoolFlag{Name: "skip-failed", Usage: "go on without the nodes that failed; otherwise they are waited for again"},
+				&cli.BoolFlag{
+					Name:  "skip-failed",
+					Usage: "go on without the nodes that failed; otherwise they are waited for again",
+				},
 				&cli.IntFlag{Name: "pause-after", Usage: "pause again after so many more waves; 0 for not"},
-				&cli.BoolFlag{Name: "ignore-unallocatable", Usage: "do not stop any more when devices become unallocatable"},
+				&cli.BoolFlag{
+					Name:  "ignore-unallocatable",
+					Usage: "do not stop any more when devices become unallocatable",
+				},
 			},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if err := notNegative(cmd, "pause-after"); err != nil {
 					return err
 				}
-				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout, error) {
-					return client.Drive(ctx, r.ID, rollout.Resume{SkipFailed: cmd.Bool("skip-failed"), PauseAfter: cmd.Int("pause-after"), AllowIll: cmd.Bool("ignore-unallocatable")})
+				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout,
+					error) {
+					return client.Drive(ctx, r.ID, rollout.Resume{
+						SkipFailed: cmd.Bool("skip-failed"),
+						PauseAfter: cmd.Int("pause-after"),
+						AllowIll:   cmd.Bool("ignore-unallocatable"),
+					})
 				}, false)
 			},
 		}, {
-			Name: "undo", Usage: "puts every node back to what it had", ArgsUsage: "[ROLLOUT]",
-			Flags: []cli.Flag{&cli.BoolFlag{Name: "now", Usage: "all nodes at once, without waiting for any"}},
+			Name:      "undo",
+			Usage:     "puts every node back to what it had",
+			ArgsUsage: "[ROLLOUT]",
+			Flags:     []cli.Flag{&cli.BoolFlag{Name: "now", Usage: "all nodes at once, without waiting for any"}},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
-				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout, error) {
+				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout,
+					error) {
 					return client.Undo(ctx, r.ID, cmd.Bool("now"))
 				}, true)
 			},
 		}, {
-			Name: "forget", Usage: "deletes what is kept of a rollout that has ended; it cannot be undone then", ArgsUsage: "ROLLOUT",
-			Flags: []cli.Flag{&cli.BoolFlag{Name: "unfinished", Usage: "also of one that has not ended; the labels stay as they are"}},
+			Name:      "forget",
+			Usage:     "deletes what is kept of a rollout that has ended; it cannot be undone then",
+			ArgsUsage: "ROLLOUT",
+			Flags: []cli.Flag{&cli.BoolFlag{
+				Name:  "unfinished",
+				Usage: "also of one that has not ended; the labels stay as they are",
+			}},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if cmd.Args().Len() != 1 {
-					return usageError{errors.New("rollout forget needs the name of one rollout, as rollout status has it")}
+					return usageError{errors.New(
+						"rollout forget needs the name of one rollout, as rollout status has it")}
 				}
 				client, err := rolloutClient(cmd)
 				if err != nil {
@@ -91,29 +130,69 @@ func rolloutCommand() *cli.Command {
 
 func rolloutStartCommand() *cli.Command {
 	return &cli.Command{
-		Name: "start", Usage: "begins a rollout, and waits for its end", ArgsUsage: "PROFILE",
+		Name:      "start",
+		Usage:     "begins a rollout, and waits for its end",
+		ArgsUsage: "PROFILE",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "selector", Aliases: []string{"l"}, Usage: "Nodes with these labels, as for kubectl"},
-			&cli.StringFlag{Name: "max-unavailable", Value: "10%", Usage: "how many nodes may be under way at once: a number, or a part of all"},
-			&cli.IntFlag{Name: "pause-after", Value: 1, Usage: "pause after so many waves, of --max-unavailable nodes each; 0 for not"},
-			&cli.DurationFlag{Name: "timeout", Value: 10 * time.Minute, Usage: "how long a node may take"},
+			&cli.StringFlag{
+				Name:    "selector",
+				Aliases: []string{"l"},
+				Usage:   "Nodes with these labels, as for kubectl",
+			},
+			&cli.StringFlag{
+				Name:  "max-unavailable",
+				Value: "10%",
+				Usage: "how many nodes may be under way at once: a number, or a part of all",
+			},
+			&cli.IntFlag{
+				Name:  "pause-after",
+				Value: 1,
+				Usage: "pause after so many waves, of --max-unavailable nodes each; 0 for not",
+			},
+			&cli.DurationFlag{
+				Name:  "timeout",
+				Value: 10 * time.Minute,
+				Usage: "how long a node may take",
+			},
 			&cli.BoolFlag{Name: "mig-config", Usage: "PROFILE is a MIG layout: set nvidia.com/mig.config"},
-			&cli.StringFlag{Name: "label", Usage: "the label that is set, where Virgate runs with another --node-label"},
-			&cli.StringFlag{Name: "domain", Value: "nvidia.com", Usage: "the domain of the resources, the part before the /"},
-			&cli.BoolFlag{Name: "skip-unready", Usage: "leave out nodes that are not ready or say nothing; otherwise nothing is begun"},
+			&cli.StringFlag{
+				Name:  "label",
+				Usage: "the label that is set, where Virgate runs with another --node-label",
+			},
+			&cli.StringFlag{
+				Name:  "domain",
+				Value: "nvidia.com",
+				Usage: "the domain of the resources, the part before the /",
+			},
+			&cli.BoolFlag{
+				Name:  "skip-unready",
+				Usage: "leave out nodes that are not ready or say nothing; otherwise nothing is begun",
+			},
 			&cli.BoolFlag{Name: "ignore-unallocatable", Usage: "do not stop when devices become unallocatable"},
-			&cli.BoolFlag{Name: "dry-run", Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one would refuse"},
+			&cli.BoolFlag{
+				Name: "dry-run",
+				Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one " +
+					"would refuse",
+			},
 			outputFlag("table"),
 		},
 		Action: startRollout,
 	}
 }
 
-// rolloutSpec is what the flags of start ask for.
+// rolloutSpec returns the rollout that the flags of start describe.
 func rolloutSpec(cmd *cli.Command) (rollout.Spec, error) {
 	spec := rollout.Spec{
-		To: cmd.Args().First(), MIG: cmd.Bool("mig-config"), Label: cmd.String("label"), Selector: cmd.String("selector"), MaxUnavailable: cmd.String("max-unavailable"),
-		PauseAfter: cmd.Int("pause-after"), Timeout: cmd.Duration("timeout"), Domain: cmd.String("domain"), AllowIll: cmd.Bool("ignore-unallocatable"), SkipUnready: cmd.Bool("skip-unready"),
+		To:             cmd.Args().First(),
+		MIG:            cmd.Bool("mig-config"),
+		Label:          cmd.String("label"),
+		Selector:       cmd.String("selector"),
+		MaxUnavailable: cmd.String("max-unavailable"),
+		PauseAfter:     cmd.Int("pause-after"),
+		Timeout:        cmd.Duration("timeout"),
+		Domain:         cmd.String("domain"),
+		AllowIll:       cmd.Bool("ignore-unallocatable"),
+		SkipUnready:    cmd.Bool("skip-unready"),
 	}
 	_, err := rollout.ParseMax(spec.MaxUnavailable, 1)
 	switch {
@@ -140,7 +219,7 @@ func notNegative(cmd *cli.Command, flag string) error {
 	return nil
 }
 
-// rolloutClient makes a client whose driver has a name that nobody else has.
+// rolloutClient returns a client whose driver has a unique name.
 func rolloutClient(cmd *cli.Command) (*rollout.Client, error) {
 	namespace := cmd.String("virgate-namespace")
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
@@ -155,7 +234,9 @@ func rolloutClient(cmd *cli.Command) (*rollout.Client, error) {
 		name = who.Username
 	}
 	host, _ := os.Hostname()
-	client, err := rollout.NewClient(config, namespace, fmt.Sprintf("%s@%s (process %d, %s)", name, cmp.Or(host, "unknown"), os.Getpid(), time.Now().UTC().Format("15:04:05.000")))
+	client, err := rollout.NewClient(config, namespace,
+		fmt.Sprintf("%s@%s (process %d, %s)", name, cmp.Or(host, "unknown"), os.Getpid(),
+			time.Now().UTC().Format("15:04:05.000")))
 	if err == nil {
 		client.Notice = func(text string) { _, _ = fmt.Fprintln(cmd.Root().ErrWriter, status.Plain(text)) }
 	}
@@ -181,10 +262,11 @@ func startRollout(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	_, _ = fmt.Fprintf(cmd.Root().Writer, "rollout %s: %d nodes to %s, %d at once\n", r.ID, len(r.Nodes), r.To, r.Max)
-	return showProgress(cmd, client, func() (*rollout.Rollout, error) { return client.Drive(ctx, r.ID, rollout.Resume{}) })
+	return showProgress(cmd, client,
+		func() (*rollout.Rollout, error) { return client.Drive(ctx, r.ID, rollout.Resume{}) })
 }
 
-// oneRollout is the rollout that is named, or the only one that has not ended, or with ended the
+// oneRollout returns the named rollout, or the only one that has not ended, or, with ended, the
 // last one.
 func oneRollout(ctx context.Context, cmd *cli.Command, ended bool) (*rollout.Client, *rollout.Rollout, error) {
 	client, err := rolloutClient(cmd)
@@ -192,7 +274,8 @@ func oneRollout(ctx context.Context, cmd *cli.Command, ended bool) (*rollout.Cli
 		return nil, nil, err
 	}
 	if cmd.Args().Len() > 1 {
-		return nil, nil, usageError{fmt.Errorf("rollout %s takes the name of one rollout, got %q", cmd.Name, cmd.Args().Slice())}
+		return nil, nil, usageError{fmt.Errorf("rollout %s takes the name of one rollout, got %q", cmd.Name,
+			cmd.Args().Slice())}
 	}
 	if cmd.Args().Present() {
 		r, err := client.Find(ctx, cmd.Args().First())
@@ -212,14 +295,20 @@ func oneRollout(ctx context.Context, cmd *cli.Command, ended bool) (*rollout.Cli
 	case len(open) == 1:
 		return client, open[0], nil
 	case len(open) > 1:
-		return nil, nil, usageError{fmt.Errorf("%d rollouts have not ended: name one, as rollout status has them", len(open))}
+		return nil, nil, usageError{fmt.Errorf("%d rollouts have not ended: name one, as rollout status has them",
+			len(open))}
 	case ended && len(list) > 0:
 		return client, list[len(list)-1], nil
 	}
 	return nil, nil, errors.New("there is no such rollout: see virgate rollout status")
 }
 
-func driveRollout(ctx context.Context, cmd *cli.Command, drive func(*rollout.Client, *rollout.Rollout) (*rollout.Rollout, error), ended bool) error {
+func driveRollout(
+	ctx context.Context,
+	cmd *cli.Command,
+	drive func(*rollout.Client, *rollout.Rollout) (*rollout.Rollout, error),
+	ended bool,
+) error {
 	client, r, err := oneRollout(ctx, cmd, ended)
 	if err != nil {
 		return err
@@ -231,17 +320,18 @@ func driveRollout(ctx context.Context, cmd *cli.Command, drive func(*rollout.Cli
 
 func sayRequests(cmd *cli.Command, client *rollout.Client) {
 	if cmd.Bool("verbose") {
-		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests that read, %d watches, %d that wrote\n", client.Lists.Load(), client.Watches.Load(), client.Writes.Load())
+		_, _ = fmt.Fprintf(cmd.Root().ErrWriter, "%d requests that read, %d watches, %d that wrote\n",
+			client.Lists.Load(), client.Watches.Load(), client.Writes.Load())
 	}
 }
 
-// endAtSecondSignal lets the next Ctrl-C end the program at once when ctx has ended; until what it
-// returns is called.
+// endAtSecondSignal makes the next Ctrl-C end the program at once when ctx has ended, until stop is
+// called.
 func endAtSecondSignal(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { signal.Reset(os.Interrupt, syscall.SIGTERM) })
 }
 
-// showProgress shows how far the rollout is: a bar on a terminal, lines elsewhere.
+// showProgress shows how far the rollout is: as a bar on a terminal, otherwise as lines.
 func showProgress(cmd *cli.Command, client *rollout.Client, drive func() (*rollout.Rollout, error)) error {
 	out := cmd.Root().Writer
 	file, ok := out.(*os.File)
@@ -286,10 +376,11 @@ func progressBar(r *rollout.Rollout) string {
 	}
 	all := max(1, len(r.Nodes)) // Its nodes may all be gone.
 	full, begun := width*ready/all, width*(ready+under)/all
-	return fmt.Sprintf("[%s%s%s] %d/%d %s", strings.Repeat("#", full), strings.Repeat("-", begun-full), strings.Repeat(" ", width-begun), ready, len(r.Nodes), progressLine(r))
+	return fmt.Sprintf("[%s%s%s] %d/%d %s", strings.Repeat("#", full), strings.Repeat("-", begun-full),
+		strings.Repeat(" ", width-begun), ready, len(r.Nodes), progressLine(r))
 }
 
-// howToGoOn says how the rollout is and what can be done.
+// howToGoOn describes the state of the rollout and what can be done.
 func howToGoOn(r *rollout.Rollout) string {
 	var t text
 	t.line("rollout %s is %s: %d of %d nodes have %s", r.ID, r.Phase, r.Count(rollout.Done), len(r.Nodes), r.To)
@@ -302,19 +393,22 @@ func howToGoOn(r *rollout.Rollout) string {
 	case rollout.Paused, rollout.Running:
 		t.line("virgate rollout resume %s goes on, virgate rollout undo %s takes it back", r.ID, r.ID)
 	case rollout.Stopped:
-		t.line("virgate rollout resume %s waits for the nodes again, with --skip-failed it goes on without them, virgate rollout undo %s takes it back", r.ID, r.ID)
+		t.line(
+			"virgate rollout resume %s waits for the nodes again, with --skip-failed it goes on without them, "+
+				"virgate rollout undo %s takes it back", r.ID, r.ID)
 	case rollout.TakingBack, rollout.Claiming:
 		t.line("virgate rollout undo %s goes on", r.ID)
 	}
 	return t.String()
 }
 
-// rolloutView is a rollout as -o json has it.
+// rolloutView is a rollout in the form of -o json.
 type rolloutView struct {
 	rollout.Params
 	Phase  rollout.Phase `json:"phase"`
 	Reason string        `json:"reason,omitempty"`
-	// Driver drives it, as far as is known, and Renewed is when it last said so.
+	// Driver is the program that drives it, as far as is known. Renewed is the time when it last
+	// confirmed that.
 	Driver  string                `json:"driver,omitempty"`
 	Renewed time.Time             `json:"renewed,omitzero"`
 	Counts  map[rollout.Place]int `json:"counts"`
@@ -328,28 +422,46 @@ type rolloutNode struct {
 	Since  time.Time     `json:"since,omitzero"`
 	From   *string       `json:"from"`
 	Reason string        `json:"reason,omitempty"`
-	// Says is what the node says now.
+	// Says is the node's own report now.
 	Says string `json:"says"`
 }
 
 func newRolloutView(r *rollout.Rollout) rolloutView {
-	view := rolloutView{Params: r.Params, Phase: r.Phase, Reason: r.Reason, Driver: r.Holder, Renewed: r.Renewed, Counts: map[rollout.Place]int{}}
+	view := rolloutView{
+		Params:  r.Params,
+		Phase:   r.Phase,
+		Reason:  r.Reason,
+		Driver:  r.Holder,
+		Renewed: r.Renewed,
+		Counts:  map[rollout.Place]int{},
+	}
 	for _, n := range r.Nodes {
 		view.Counts[n.Record.Place]++
-		view.Nodes = append(view.Nodes, rolloutNode{n.Name, n.Record.Wave + 1, n.Record.Place, n.Record.Since, n.Record.From, n.Record.Reason, n.Says()})
+		view.Nodes = append(view.Nodes,
+			rolloutNode{
+				n.Name, n.Record.Wave + 1, n.Record.Place, n.Record.Since, n.Record.From, n.Record.Reason, n.Says(),
+			})
 	}
 	return view
 }
 
 func rolloutStatusCommand() *cli.Command {
 	return &cli.Command{
-		Name: "status", Usage: "shows rollouts, and the nodes of the one that is named", ArgsUsage: "[ROLLOUT]",
-		Flags: []cli.Flag{&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "table", Usage: "table, json or yaml", Action: func(_ context.Context, _ *cli.Command, output string) error {
-			if output != "table" && output != "json" && output != "yaml" {
-				return usageError{fmt.Errorf("--output %q is none of table, json and yaml", output)}
-			}
-			return nil
-		}}},
+		Name:      "status",
+		Usage:     "shows rollouts, and the nodes of the one that is named",
+		ArgsUsage: "[ROLLOUT]",
+		Flags: []cli.Flag{&cli.StringFlag{
+			Name:    "output",
+			Aliases: []string{"o"},
+			Value:   "table",
+			Usage:   "table, json or yaml",
+			Action: func(_ context.Context, _ *cli.Command, output string) error {
+				if output != "table" && output != "json" && output != "yaml" {
+					return usageError{fmt.Errorf("--output %q is none of table, json and yaml", output)}
+				}
+				return nil
+			},
+		}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			client, err := rolloutClient(cmd)
 			if err != nil {
@@ -367,7 +479,8 @@ func rolloutStatusCommand() *cli.Command {
 				}
 			}
 			if cmd.Args().Present() && len(views) == 0 {
-				return fmt.Errorf("there is no rollout %s in the namespace %s", cmd.Args().First(), cmd.String("virgate-namespace"))
+				return fmt.Errorf("there is no rollout %s in the namespace %s", cmd.Args().First(),
+					cmd.String("virgate-namespace"))
 			}
 			return showRollouts(cmd, views)
 		},
@@ -390,14 +503,17 @@ func showRollouts(cmd *cli.Command, views []rolloutView) error {
 	if len(views) == 0 {
 		t.line("there is no rollout in the namespace %s", cmd.String("virgate-namespace"))
 	} else {
-		table := t.table("ROLLOUT", "TO", "PHASE", "NODES", "WAITING", "PENDING", "DONE", "FAILED", "SKIPPED", "UNDONE", "DRIVER", "HEARD")
+		table := t.table("ROLLOUT", "TO", "PHASE", "NODES", "WAITING", "PENDING", "DONE", "FAILED", "SKIPPED", "UNDONE",
+			"DRIVER", "HEARD")
 		for _, v := range views {
 			heard := "-"
 			if v.Driver != "" {
 				heard = time.Since(v.Renewed).Round(time.Second).String() + " ago"
 			}
 			count := v.Counts
-			table.row(v.ID, v.To, v.Phase, len(v.Nodes), count[rollout.Waiting], count[rollout.Pending]+count[rollout.Undoing], count[rollout.Done], count[rollout.Failed], count[rollout.Skipped], count[rollout.Undone]+count[rollout.Left], cmp.Or(v.Driver, "-"), heard)
+			table.row(v.ID, v.To, v.Phase, len(v.Nodes), count[rollout.Waiting],
+				count[rollout.Pending]+count[rollout.Undoing], count[rollout.Done], count[rollout.Failed],
+				count[rollout.Skipped], count[rollout.Undone]+count[rollout.Left], cmp.Or(v.Driver, "-"), heard)
 		}
 		table.end()
 	}

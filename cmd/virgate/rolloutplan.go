@@ -16,10 +16,10 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// A node plans within 5 s, or says so.
+// A node plans within 5 s, or reports that it could not.
 const forecastTimeout, allForecasts = 8 * time.Second, 2 * time.Minute
 
-// planRollout is start with --dry-run. The error says that nodes would refuse.
+// planRollout is start with --dry-run. It returns an error if nodes would refuse.
 func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, spec rollout.Spec) error {
 	config, _, err := cluster.Config(cmd.String("kubeconfig"), cmd.String("context"))
 	if err != nil {
@@ -29,14 +29,21 @@ func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, 
 	if err != nil {
 		return err
 	}
-	options := cluster.Options{Domain: spec.Domain, Namespace: cmd.String("virgate-namespace"), StatusTimeout: forecastTimeout, AllTimeout: allForecasts}
-	forecast, err := client.Forecast(ctx, spec, func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error) {
-		return reader.Forecasts(ctx, options, nodes, label, value)
-	})
+	options := cluster.Options{
+		Domain:        spec.Domain,
+		Namespace:     cmd.String("virgate-namespace"),
+		StatusTimeout: forecastTimeout,
+		AllTimeout:    allForecasts,
+	}
+	forecast, err := client.Forecast(ctx, spec,
+		func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error) {
+			return reader.Forecasts(ctx, options, nodes, label, value)
+		})
 	if err != nil {
 		return err
 	}
-	if err := show(cmd, forecast, func(out *text) { out.forecast(forecast) }); err != nil || len(forecast.Unfit()) == 0 {
+	if err := show(cmd, forecast, func(out *text) { out.forecast(forecast) }); err != nil ||
+		len(forecast.Unfit()) == 0 {
 		return err
 	}
 	return errSilent
@@ -52,21 +59,30 @@ func (t *text) forecast(f rollout.Forecast) {
 		}
 		table.end()
 	}
-	kept, destroyed, made, layouts := 0, 0, 0, 0
+	kept := 0
+	destroyed := 0
+	made := 0
+	layouts := 0
 	busy, waits := busyTable(f)
 	for _, n := range f.Nodes {
 		for _, l := range n.Layouts {
-			kept, destroyed, made, layouts = kept+l.Kept, destroyed+l.Destroyed, made+l.Made, layouts+1
+			kept = kept + l.Kept
+			destroyed = destroyed + l.Destroyed
+			made = made + l.Made
+			layouts = layouts + 1
 		}
 	}
 	if layouts > 0 {
 		t.line("\nMIG partitions of %d GPUs: %d kept, %d destroyed, %d made", layouts, kept, destroyed, made)
 	}
 	if waits > 0 {
-		t.line("\nwaiting for pods that keep a GPU as it is, %d of %d nodes; the rollout stops at its --timeout if they do not end:", waits, len(f.Nodes))
+		t.line(
+			"\nwaiting for pods that keep a GPU as it is, %d of %d nodes; the rollout stops at its --timeout if they "+
+				"do not end:", waits, len(f.Nodes))
 		t.WriteString(busy)
 	}
-	t.reasons("refusing, or left with nothing to offer", f.Nodes, func(n rollout.NodeForecast) []string { return n.Unfit })
+	t.reasons("refusing, or left with nothing to offer", f.Nodes,
+		func(n rollout.NodeForecast) []string { return n.Unfit })
 	t.reasons("not known and not counted", f.Nodes, func(n rollout.NodeForecast) []string {
 		return slices.DeleteFunc([]string{n.Unknown}, func(why string) bool { return why == "" })
 	})
@@ -79,7 +95,8 @@ func (t *text) forecast(f rollout.Forecast) {
 	t.reasons("with warnings", f.Nodes, func(n rollout.NodeForecast) []string { return n.Warnings })
 }
 
-// busyTable has the pods that keep GPUs as they are, and on how many nodes.
+// busyTable returns a table of the pods that keep GPUs from changing, and the number of nodes with
+// such pods.
 func busyTable(f rollout.Forecast) (rows string, nodes int) {
 	var t text
 	table := t.table("NODE", "WAVE", "GPU", "PODS")
@@ -93,7 +110,7 @@ func busyTable(f rollout.Forecast) (rows string, nodes int) {
 	return t.String(), nodes
 }
 
-// reasons has the nodes of which there is something to say, those together that have the same.
+// reasons prints the nodes that have reasons, with nodes of the same reason together.
 func (t *text) reasons(what string, nodes []rollout.NodeForecast, of func(rollout.NodeForecast) []string) {
 	const most = 5
 	var all []string

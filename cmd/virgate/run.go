@@ -46,8 +46,8 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		&cli.BoolFlag{
 			Name: "mig-pause-clients",
 			Usage: "pause the GPU Operator's DCGM and its exporter, by labels of the Node, while a MIG change finds " +
-				"a GPU in use by a program that the driver does not list; needs --node-name and the right to " +
-				"patch the Node",
+				"a GPU in use by a program that the driver does not list; needs --node-name and the right to patch " +
+				"the Node",
 		},
 		&cli.StringFlag{
 			Name:  "listen",
@@ -80,12 +80,13 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			Value: 30 * time.Second,
 			Usage: "how long an Unhealthy device that is no longer wanted stays in the list; nothing waits for it",
 		},
+		// For tests, whose kubelet reports more often.
 		&cli.DurationFlag{
 			Name:   "stop-after",
 			Value:  30 * time.Second,
 			Hidden: true,
 			Usage:  "how long a resource that is dropped is still served, with an empty list",
-		}, // for tests, whose kubelet reports more often
+		},
 		&cli.DurationFlag{
 			Name:  "retire-after",
 			Value: 10 * time.Minute,
@@ -129,7 +130,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 					return usageError{fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name))}
 				}
 			}
-			klog.SetSlogLogger(log) // client-go's lines look like the program's.
+			klog.SetSlogLogger(log) // Give client-go's lines the format of the others.
 			return serve(ctx, cmd, environment, log)
 		},
 	}
@@ -214,7 +215,7 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		return err
 	}
 	factLog := log
-	if output.Kind == "" { // Rules alone may want what cannot be read, and mostly do not.
+	if output.Kind == "" { // Rules rarely need what could not be read.
 		factLog = slog.New(slog.DiscardHandler)
 	}
 	options.RuleFeatures = features.Node{
@@ -249,8 +250,8 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 	return daemon.Run(ctx, options)
 }
 
-// podResources is PodResources' socket. Where no flag names it and its folder is not mounted,
-// the host's root may be, which the GPU Operator mounts for its drivers.
+// podResources returns the path of PodResources' socket. If no flag names it and its folder is not
+// mounted, it tries the host's root, which the GPU Operator mounts for its drivers.
 func podResources(cmd *cli.Command, hostRoot string) string {
 	socket := cmd.String("pod-resources-socket")
 	if cmd.IsSet("pod-resources-socket") || isDirectory(filepath.Dir(socket)) ||
@@ -265,9 +266,9 @@ func isDirectory(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// bootID is the kernel's ID of this boot, "" when it cannot be read. A simulated or recorded
-// node has another one than the machine, so that its GPUs are not shown as lost when the
-// program serves the machine's next.
+// bootID returns the kernel's ID of this boot, "" if it cannot be read. A simulated or recorded
+// node has another ID than the machine, so that its GPUs are not shown as lost when the program
+// serves the machine next.
 func bootID(log *slog.Logger, path, node string) string {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -280,8 +281,8 @@ func bootID(log *slog.Logger, path, node string) string {
 	return id
 }
 
-// cdiDir is where the CDI specs are written. Those of a simulated node must not
-// replace real ones, so they go where runtimes look only if --cdi-dir says so.
+// cdiDir returns where the CDI specs are written. Specs of a simulated node must not replace real
+// ones, so they are written where runtimes look only if --cdi-dir is set.
 func cdiDir(cmd *cli.Command) string {
 	if strings.HasPrefix(cmd.String("node"), "sim:") && !cmd.IsSet("cdi-dir") {
 		return ""

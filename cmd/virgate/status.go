@@ -29,7 +29,11 @@ func statusCommand() *cli.Command {
 		Description: "Asks a virgate run over HTTP for its profile, resources and GPUs, and who holds what.\n\n" +
 			"Example: virgate status --addr localhost:9400",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "addr", Value: "localhost:9400", Usage: "the HTTP address of the running Virgate: its --listen"},
+			&cli.StringFlag{
+				Name:  "addr",
+				Value: "localhost:9400",
+				Usage: "the HTTP address of the running Virgate: its --listen",
+			},
 			outputFlag("table"),
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
@@ -46,7 +50,8 @@ func statusCommand() *cli.Command {
 	}
 }
 
-// dialAddress is where to ask, for an address as for --listen: no host is this machine.
+// dialAddress returns the address to connect to, for an address as in --listen; without a host it
+// is this machine.
 func dialAddress(text string) (string, error) {
 	host, port, err := net.SplitHostPort(text)
 	if err != nil {
@@ -58,7 +63,8 @@ func dialAddress(text string) (string, error) {
 	return net.JoinHostPort(cmp.Or(host, "localhost"), port), nil
 }
 
-// getStatus returns the program's status, and the JSON as it came. The hint ends the error when nothing answers.
+// getStatus returns the program's status, and the JSON as received. The hint is added to the error
+// if no program answers.
 func getStatus(ctx context.Context, address, hint string) (status status.Status, answer []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -69,7 +75,8 @@ func getStatus(ctx context.Context, address, hint string) (status status.Status,
 	case code == http.StatusNotFound:
 		return status, nil, fmt.Errorf("%s has no status: is a Virgate listening there?", address)
 	case code != http.StatusOK:
-		return status, nil, fmt.Errorf("%s answers %d %s: %s", address, code, http.StatusText(code), strings.TrimSpace(string(answer)))
+		return status, nil, fmt.Errorf("%s answers %d %s: %s", address, code, http.StatusText(code),
+			strings.TrimSpace(string(answer)))
 	}
 	if err := json.Unmarshal(answer, &status); err != nil {
 		return status, nil, fmt.Errorf("read the answer of %s: %w", address, err)
@@ -77,7 +84,7 @@ func getStatus(ctx context.Context, address, hint string) (status status.Status,
 	return status, answer, nil
 }
 
-// status tells people of a status.
+// status prints a status.
 func (t *text) status(s status.Status) {
 	ready := "not ready"
 	if s.Ready {
@@ -136,7 +143,7 @@ func (t *text) status(s status.Status) {
 	}
 }
 
-// profileName is "NAME (SOURCE), generation GENERATION".
+// profileName returns "NAME of SOURCE, generation GENERATION".
 func profileName(p nodereport.ProfileRef) string {
 	name := cmp.Or(p.Source, "-")
 	if p.Name != "" {
@@ -180,7 +187,8 @@ func (t *text) units(s status.Status) {
 				holders[i] += " (" + claim + ")"
 			}
 		}
-		table.row(cmp.Or(u.Index, "-"), u.ID, model, cmp.Or(u.Resource, "-"), held, healthText(u.Health), strings.Join(holders, " "))
+		table.row(cmp.Or(u.Index, "-"), u.ID, model, cmp.Or(u.Resource, "-"), held, healthText(u.Health),
+			strings.Join(holders, " "))
 	}
 	for _, g := range s.GPUs {
 		if len(g.Units) == 0 || g.Units[0].ID != g.UUID && g.Health.State != sharing.Healthy {
@@ -196,7 +204,7 @@ func (t *text) units(s status.Status) {
 	table.end()
 }
 
-// daemons has the MPS daemons, if there are any.
+// daemons prints the MPS daemons, if there are any.
 func (t *text) daemons(gpus []status.GPU) {
 	if !slices.ContainsFunc(gpus, func(g status.GPU) bool { return len(g.MPS) > 0 }) {
 		return
@@ -211,7 +219,7 @@ func (t *text) daemons(gpus []status.GPU) {
 	table.end()
 }
 
-// byClaims has what is offered by Dynamic Resource Allocation.
+// byClaims prints what is offered by Dynamic Resource Allocation.
 func (t *text) byClaims(s status.DRA) {
 	registered := "not registered with the kubelet"
 	if s.Registered {
@@ -229,7 +237,7 @@ func (t *text) byClaims(s status.DRA) {
 	table.end()
 }
 
-// layouts has the GPUs that are partitioned.
+// layouts prints the GPUs that are partitioned.
 func (t *text) layouts(layouts []nodereport.GPULayout) {
 	table := t.table("GPU", "MIG LAYOUT", "STATE", "REASON")
 	for _, gpu := range layouts {

@@ -21,7 +21,8 @@ func uninstallCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "uninstall",
 		Usage: "takes away what a Virgate that has ended left on Nodes, and on this machine",
-		Description: "From Nodes: the condition, labels and annotations that Virgate wrote, and resources of which there are 0;\n" +
+		Description: "From Nodes: the condition, labels and annotations that Virgate wrote, and resources of which " +
+			"there are 0;\n" +
 			"and their NodeFeature objects of --feature-output nfd-api, in all namespaces.\n" +
 			"The kubelet keeps a resource for five minutes after Virgate's end, and puts back what is removed\n" +
 			"before: --wait 6m looks again until then. Running it twice does no harm.\n\n" +
@@ -29,18 +30,38 @@ func uninstallCommand(environment environment) *cli.Command {
 		Flags: append(pluginDirFlags(environment),
 			&cli.StringSliceFlag{Name: "node", Usage: "this Node; may be repeated"},
 			&cli.BoolFlag{Name: "all", Usage: "all Nodes of the cluster"},
-			&cli.StringFlag{Name: "kubeconfig", Value: kubeconfig, Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]"},
-			&cli.StringFlag{Name: "domain", Value: "nvidia.com", Usage: "the domain of the resources, the part before the /"},
-			&cli.BoolFlag{Name: "host", Usage: "also what lies on this machine: state, lock and sockets in the device-plugins directory, CDI specs, and the file of feature labels. Not while a Virgate serves it"},
-			&cli.StringFlag{Name: "cdi-dir", Value: "/var/run/cdi", Usage: "where --host looks for CDI specs"},
-			&cli.StringFlag{Name: "feature-file", Value: featureFile, Usage: "the file of feature labels that --host removes"},
+			&cli.StringFlag{
+				Name:  "kubeconfig",
+				Value: kubeconfig,
+				Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]",
+			},
+			&cli.StringFlag{
+				Name:  "domain",
+				Value: "nvidia.com",
+				Usage: "the domain of the resources, the part before the /",
+			},
+			&cli.BoolFlag{
+				Name: "host",
+				Usage: "also what lies on this machine: state, lock and sockets in the device-plugins directory, CDI " +
+					"specs, and the file of feature labels. Not while a Virgate serves it",
+			},
+			&cli.StringFlag{
+				Name:  "cdi-dir",
+				Value: "/var/run/cdi",
+				Usage: "where --host looks for CDI specs",
+			},
+			&cli.StringFlag{
+				Name:  "feature-file",
+				Value: featureFile,
+				Usage: "the file of feature labels that --host removes",
+			},
 			&cli.DurationFlag{Name: "wait", Usage: "how long to look every 10 s whether there is more to take away"},
 		),
 		Action: uninstall,
 	}
 }
 
-// uninstallInterval is the time between two looks with --wait.
+// uninstallInterval is the time between two checks with --wait.
 const uninstallInterval = 10 * time.Second
 
 func uninstall(ctx context.Context, cmd *cli.Command) error {
@@ -73,7 +94,8 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 		return err
 	}
 	if cmd.Bool("all") {
-		if nodes, err = nodestatus.NodeNames(ctx, config); err != nil {
+		nodes, err = nodestatus.NodeNames(ctx, config)
+		if err != nil {
 			return err
 		}
 	}
@@ -82,8 +104,9 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 		_, _ = fmt.Fprintln(out, "removed NodeFeature", object)
 	}
 	var left []string
-	if apierrors.IsForbidden(err) { // As in the chart's pod: with the chart, the object goes with the DaemonSet.
-		left, err = []string{"NodeFeatures of --feature-output nfd-api, which go with the DaemonSet that wrote them, are left: " + err.Error()}, nil
+	if apierrors.IsForbidden(err) { // As in the chart's pod: there the object goes with the DaemonSet.
+		left, err = []string{"NodeFeatures of --feature-output nfd-api, which go with the DaemonSet that wrote them, " +
+			"are left: " + err.Error()}, nil
 	}
 	notRemoved := err
 	waiting, stop := context.WithTimeout(ctx, cmd.Duration("wait"))
@@ -97,7 +120,9 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 				_, _ = fmt.Fprintf(out, "node %s: removed %s\n", node, strings.Join(removed.Done, ", "))
 			}
 			if len(removed.Left) > 0 {
-				left = append(left, fmt.Sprintf("node %s: still has %s, which the kubelet gives up 5 minutes after its plugin's end", node, strings.Join(removed.Left, ", ")))
+				left = append(left, fmt.Sprintf(
+					"node %s: still has %s, which the kubelet gives up 5 minutes after its plugin's end", node,
+					strings.Join(removed.Left, ", ")))
 			}
 		}
 		select {

@@ -25,62 +25,62 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Node is where the GPUs are known.
+// Node provides the node's GPUs.
 type Node interface {
-	// Inventory returns the GPUs as last seen. The error says why none can be read.
+	// Inventory returns the GPUs as last seen. The error is why none can be read.
 	Inventory() ([]sharing.GPU, error)
-	// Watch calls changed whenever Inventory or Unlisted would return something else, at
-	// least once, from any goroutine, and returns when ctx ends. It is not called before
-	// AcquireLock has returned, and nor is anything else that opens the driver.
+	// Watch calls changed whenever Inventory or Unlisted would return something else, at least
+	// once, from any goroutine, and returns when ctx ends. It is called only after AcquireLock has
+	// returned, like everything else that opens the driver.
 	Watch(ctx context.Context, changed func()) error
-	// Unlisted says which GPUs the node has and the driver does not list, for people; empty for none.
+	// Unlisted describes the GPUs that the node has and the driver does not list; empty for none.
 	Unlisted() string
 }
 
-// ConfigSource is where the profile comes from.
+// ConfigSource provides the profile.
 type ConfigSource interface {
-	// Profile returns the profile that should be in force. With an error, the last
-	// good one stays in force, and only what Refused leaves of what is returned counts:
-	// it is of the profile that was wanted, as far as that is known. The
-	// error is configs.ErrPending while it is not known which one is wanted.
+	// Profile returns the profile that should be in force. On an error, the last good one stays in
+	// force, and only what Refused keeps of the returned profile is valid: it describes the wanted
+	// profile, as far as that is known. The error is configs.ErrPending while the wanted profile is
+	// unknown.
 	Profile() (configs.SelectedProfile, error)
-	// WithLabel returns what Profile would if the Node's label of that name had that value. The
-	// error can also be that no such label is looked at.
+	// WithLabel returns what Profile would return if the Node's label had that value. It also fails
+	// if the source does not use that label.
 	WithLabel(label, value string) (configs.SelectedProfile, error)
 	// Watch is as in Node.
 	Watch(ctx context.Context, changed func()) error
 }
 
-// Health is where the units' health is known.
+// Health provides the health of units.
 type Health interface {
 	// Health returns the health of all units as last seen, from any goroutine.
 	Health() sharing.HealthReport
 }
 
-// Settings say how Run does its work.
+// Settings control how Run works.
 type Settings struct {
-	// SampleInterval is the time between two samples of the GPUs' utilization and of
-	// who holds what, for the metrics; 5 s when 0.
+	// SampleInterval is the time between two samples of the GPUs' utilization and of the holders,
+	// for the metrics; 5 s if 0.
 	SampleInterval time.Duration
-	// DrainTimeout is how long, when ctx ends, devices are withdrawn before Run
-	// returns; 0 leaves them as they are, for a successor.
+	// DrainTimeout limits the withdrawal of devices after ctx has ended, before Run returns. With 0
+	// the devices stay as they are, for a successor.
 	DrainTimeout time.Duration
-	// Listen is the HTTP address, empty for none; HTTP is how it is served.
+	// Listen is the HTTP address, empty for none. HTTP configures the server.
 	Listen string
 	HTTP   web.HTTP
-	// ListenWhenServing leaves Listen and the control socket to the program that serves
-	// the node, for two that share them in one pod. Probes then need HTTP.HealthListen.
+	// ListenWhenServing leaves Listen and the control socket to the program that serves the node,
+	// for two programs that share them in one pod. Probes then need HTTP.HealthListen.
 	ListenWhenServing bool
-	// Reload has the loop read its inputs again, as SIGHUP does; nil for never.
+	// Reload makes the loop read its inputs again, as SIGHUP does; nil disables it.
 	Reload <-chan os.Signal
 	Logger *slog.Logger
 	// Version is shown in virgate_build_info and in the status.
 	Version string
-	// NodeName is the Node object's name, for the status; empty when unknown.
+	// NodeName is the Node object's name, for the status; empty if unknown.
 	NodeName string
 }
 
-// Options are what Run needs.
+// Options are Run's inputs.
 type Options struct {
 	Settings
 	Node         Node
@@ -89,41 +89,40 @@ type Options struct {
 	// Host prepares what allocate responses refer to, such as CDI specs.
 	Host    Host
 	Kubelet plugin.Kubelet
-	// UnreadKubelet says why a source of who holds what could not be read when last tried; nil for
-	// one that could. It must not wait.
+	// UnreadKubelet returns why a source of the holders could not be read at the last try; nil if
+	// it could be read. It must not wait.
 	UnreadKubelet func() (podResources, checkpoint error)
-	// Measure measures who uses the GPUs and how much, which may take seconds, and
-	// returns soon after ctx ends. One goroutine calls it, and what it returns is not
-	// changed afterwards.
+	// Measure measures the processes' use of the GPUs. It may take seconds, and returns soon after
+	// ctx ends. One goroutine calls it, and its result is not changed afterwards.
 	Measure func(ctx context.Context) sharing.Measurement
 	Health  Health
-	// SetHealthRules is called from the loop with each profile that comes into force,
-	// before it is planned with.
+	// SetHealthRules is called from the loop with each profile that comes into force, before
+	// planning with it.
 	SetHealthRules func(sharing.Profile)
 	LastKnownGood  LastKnownGood
-	// AcquireLock returns when this program may serve the node. While another program
-	// serves it, standBy is called: this one is ready then, and not registered.
+	// AcquireLock returns when this program may serve the node. While another program serves it,
+	// AcquireLock calls standBy: this program is ready then, but not registered.
 	AcquireLock func(ctx context.Context, standBy func()) error
-	// RestoreHealth is called after that; when it has returned, the inventory has the
-	// fatal errors that the last program on this node saved.
+	// RestoreHealth is called after AcquireLock. When it returns, the inventory includes the fatal
+	// errors that the last program on this node saved.
 	RestoreHealth func(ctx context.Context) error
-	// Background are more things to run beside the loop, such as the control
-	// socket of a simulated node. When one fails, Run ends.
+	// Background are further functions to run beside the loop, such as the control socket of a
+	// simulated node. If one fails, Run ends.
 	Background []func(ctx context.Context) error
-	// StateWriteError says why the state file could not be written the last time, for
-	// the metrics and the status; nil when it could. It must not wait.
+	// StateWriteError returns why the last write of the state file failed, for the metrics and the
+	// status; nil if it succeeded. It must not wait.
 	StateWriteError func() error
-	// Reporter tells Kubernetes what happens on this node; nil where nothing does.
+	// Reporter reports to Kubernetes what happens on this node; nil disables it.
 	Reporter Reporter
-	// Announcements counts numbers of devices that were written to the Node ahead of the kubelet, by
-	// result; nil where nothing is.
+	// Announcements counts, by result, the device numbers written to the Node ahead of the kubelet;
+	// nil if there are none.
 	Announcements func() map[string]uint64
-	// Features are the labels of the node with these GPUs and this profile; nil for none. It
+	// Features returns the labels of the node with these GPUs and this profile; nil disables it. It
 	// must not wait.
 	Features func([]sharing.GPU, sharing.Profile) map[string]string
-	// Partitioner makes and destroys partitions, as far as the profile allows. Journal
-	// keeps the changes begun; Refresh returns when the inventory shows what was made.
-	// LetGo is as in migchange.Options.
+	// Partitioner makes and destroys partitions, as far as the profile allows. Journal stores the
+	// changes that have begun. Refresh returns when the inventory shows the new partitions. LetGo
+	// is as in migchange.Options.
 	Partitioner migchange.Partitioner
 	LetGo       func(ctx context.Context, gpu string) (resume func(), err error)
 	// Clients and PauseClients are as in migchange.Options, too.
@@ -132,33 +131,33 @@ type Options struct {
 	Journal      migchange.Store
 	Refresh      func(ctx context.Context) error
 	Releases     release.Driver
-	// Processes are the IDs of the processes that the driver lists on the GPU; none where it
-	// cannot tell.
+	// Processes returns the IDs of the processes that the driver lists on the GPU; none if unknown.
 	Processes func(ctx context.Context, gpu string) []int
-	// OpenedBy says which programs have the device node of the GPU with that minor number open, as the end of a
-	// sentence; nil where nobody can tell.
+	// OpenedBy names the programs that have the device node of the GPU with that minor number open,
+	// as the end of a sentence; nil if that cannot be found out.
 	OpenedBy func(minor int) string
-	// Resets is how often the GPU of that UUID was seen to be reset.
+	// Resets returns how often the GPU with that UUID was seen to be reset.
 	Resets func(gpu string) int
-	// Paused is the pause by which another program has all GPUs let go of just now, and whether that is
-	// known; nil for never. ConfigSource.Watch tells of changes.
+	// Paused returns the pause with which another program requires all GPUs to be closed now, and
+	// whether it is known; nil if there are no pauses. ConfigSource.Watch signals its changes.
 	Paused func() (pause release.Pause, known bool)
 	// DriverSettings sets time slices and compute modes.
 	DriverSettings gpusettings.DriverSettings
-	// MPS runs the daemons of MPS; nil where nothing does.
+	// MPS runs the MPS daemons; nil disables MPS.
 	MPS mpsshare.Daemons
 	// DRA serves what the profile offers by Dynamic Resource Allocation.
 	DRA drapath.Options
-	// ClaimCalls measures the kubelet's calls for claims; nil where nobody does.
+	// ClaimCalls measures the kubelet's calls for claims; nil disables it.
 	ClaimCalls *nodemetrics.ClaimCalls
-	// Pods are for the guard of memory.
+	// Pods are for the memory guard.
 	Pods memoryguard.Pods
-	// Control serves the control socket, with gpu for what is below /gpu; nil for none.
+	// Control serves the control socket, with gpu as the handler for paths below /gpu; nil disables
+	// it.
 	Control func(ctx context.Context, gpu http.Handler) error
 }
 
-// Run plans and serves until ctx ends, and returns when everything it started
-// has. An error means that it could not go on, not that ctx ended.
+// Run plans and serves until ctx ends, and returns when everything it started has ended. An error
+// means that it could not continue, not that ctx ended.
 func Run(ctx context.Context, options Options) error {
 	return newAgent(options).run(ctx)
 }
@@ -173,7 +172,7 @@ type agent struct {
 	reportWake, planEnded chan struct{}
 	// locked is closed when the driver may be opened, registering when the parts may act.
 	locked, registering chan struct{}
-	// begun is when this run began, in milliseconds.
+	// begun is this run's start, in milliseconds since 1970.
 	begun int
 
 	mig         *migchange.Reconciler
@@ -189,26 +188,27 @@ type agent struct {
 	reports *reports
 }
 
-// current is what the program is at now, for all goroutines that tell of it.
+// current is the program's present state, for all goroutines that report it.
 type current struct {
-	// state is what the loop decided last, progress what reports found last.
+	// state is the loop's last decision, progress the last result of reports.
 	state    atomic.Pointer[state]
 	progress atomic.Pointer[profileProgress]
-	// standby says that another program serves the node, serving that this one has
-	// its lock, draining that it is withdrawing its devices before it ends.
+	// standby is true if another program serves the node, serving if this one has its lock, and
+	// draining while it withdraws its devices before it ends.
 	standby, serving, draining atomic.Bool
 }
 
 // run starts everything, and returns when all of it has ended. startServing closes the two channels:
 //
-//  1. At once: HTTP, the inputs that need no driver, the loop and the reports. So a program that stands by
-//     has a plan already.
-//  2. After locked, when this program serves the node: what opens the driver, and the samples.
-//  3. After registering, when it has taken over what the last program left: the parts that act. The device
-//     plugin registers with the kubelet then.
+//  1. At once: HTTP, the inputs that need no driver, the loop and the reports. So a program that
+//     stands by has a plan already.
+//  2. After locked, when this program serves the node: everything that opens the driver, and the
+//     samples.
+//  3. After registering, when it has taken over what the last program left: the parts that act. The
+//     device plugin registers with the kubelet then.
 //
-// When ctx ends, HTTP and the reports go on while the devices are withdrawn, and the kubelet is served to the
-// last (serveKubelet).
+// When ctx ends, HTTP and the reports continue while the devices are withdrawn, and the kubelet is
+// served to the last (serveKubelet).
 func (a *agent) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	// HTTP answers until the end: a probe must not end a program that drains.
@@ -249,7 +249,7 @@ func (a *agent) run(ctx context.Context) error {
 			_ = a.MPS.Watch(ctx, a.mps.Wake) // It ends with ctx.
 			return nil
 		})
-		start(after(a.locked, a.mps.Run)) // Nor does virgate mps, which then opens no GPU any more.
+		start(after(a.locked, a.mps.Run)) // In a pause, virgate mps opens no GPU, even without a profile.
 	}
 	if a.DRA.Driver != nil {
 		start(after(a.registering, a.dra.Run))
@@ -275,8 +275,7 @@ func (a *agent) run(ctx context.Context) error {
 	return nil
 }
 
-// after returns a part that waits for ready to be closed before it runs; when ctx ends
-// first, it never does.
+// after returns a part that runs once ready is closed; if ctx ends first, it never runs.
 func after(ready <-chan struct{}, part func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
 		select {
@@ -288,8 +287,8 @@ func after(ready <-chan struct{}, part func(context.Context) error) func(context
 	}
 }
 
-// watchDriver follows the driver or the host. A driver call that hangs at the end
-// is abandoned: it cannot be cancelled, and the program must end all the same.
+// watchDriver follows the driver or the host. If a driver call hangs at the end, it is abandoned:
+// it cannot be cancelled, and the program must end nevertheless.
 func (a *agent) watchDriver(ctx context.Context, watch func(ctx context.Context, changed func()) error) error {
 	err := watch(ctx, a.requestPlan)
 	if err != nil && ctx.Err() != nil {
@@ -299,10 +298,10 @@ func (a *agent) watchDriver(ctx context.Context, watch func(ctx context.Context,
 	return err
 }
 
-// serveKubelet waits for the lock and serves the kubelet until ctx has ended and
-// endOthers, which ends what else runs, has returned. The kubelet comes last because
-// a successor cannot serve it before everything here has ended, and nobody should be
-// without devices for so long. With a DrainTimeout the devices are withdrawn first.
+// serveKubelet waits for the lock and serves the kubelet until ctx has ended and endOthers has
+// returned, which ends everything else. The kubelet comes last: a successor cannot serve it before
+// everything here has ended, and pods should not be without devices for so long. With a
+// DrainTimeout, the devices are withdrawn first.
 func (a *agent) serveKubelet(ctx context.Context, endOthers func()) error {
 	err := a.startServing(ctx)
 	if ctx.Err() != nil {
@@ -328,8 +327,8 @@ func (a *agent) serveKubelet(ctx context.Context, endOthers func()) error {
 	return <-ended
 }
 
-// startServing returns when this program has the lock and has taken over what the
-// last program left on the node, or when ctx ends.
+// startServing returns when this program has the lock and has taken over what the last program left
+// on the node, or when ctx ends.
 func (a *agent) startServing(ctx context.Context) error {
 	if err := a.AcquireLock(ctx, func() { a.standby.Store(true) }); err != nil {
 		return err
@@ -344,8 +343,8 @@ func (a *agent) startServing(ctx context.Context) error {
 	}
 	a.serving.Store(true)
 	close(a.locked)
-	// Only the program that serves may use the profile of the last run, so the loop
-	// has to look again even if it has seen the same error before.
+	// Only the serving program may use the last run's profile, so the loop must decide again even
+	// if it has seen the same error before.
 	a.requestPlan()
 	if err := a.RestoreHealth(ctx); err != nil {
 		return err
@@ -353,12 +352,12 @@ func (a *agent) startServing(ctx context.Context) error {
 	a.mig.Prepare(ctx)
 	a.mps.Await(ctx)
 	close(a.registering)
-	a.planNow(ctx) // So that the first lists have what was found since, and not what the host lacks.
+	a.planNow(ctx) // So that the first lists have what was found since, but not what the host lacks.
 	return nil
 }
 
-// drain withdraws all devices and waits until the kubelet has had time to apply
-// that. Devices that pods hold stay listed to the end.
+// drain withdraws all devices and waits until the kubelet has had time to apply that. Devices that
+// pods hold stay listed to the end.
 func (a *agent) drain(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, a.DrainTimeout)
 	defer cancel()

@@ -1,23 +1,22 @@
-// Package agent is the program's loop: whenever something changes, it reads the
-// node's GPUs and the profile again, has package decide decide what to offer, and hands
-// that to DRA and to the plugin manager. It also tells of it: over HTTP, in metrics and to
-// Kubernetes.
+// Package agent is the program's loop. Whenever something changes, it reads the node's GPUs and the
+// profile again, lets package decide choose what to offer, and passes the result to DRA and to the
+// plugin manager. It also reports it: over HTTP, in metrics and to Kubernetes.
 //
-// It adapts nothing itself. What it reads from are interfaces such as Node and
-// ConfigSource, which internal/daemon fills.
+// It contains no adapters: its inputs are interfaces such as Node and ConfigSource, which
+// internal/daemon implements.
 //
-// Beside the loop run parts that act by themselves: packages migchange, drapath, release,
-// gpusettings, mpsshare and memoryguard. They know nothing of the loop. It asks them for
-// reservations, for warnings and for what is known, and has those look again that go by
-// what it has decided. They ask it to decide again.
+// Some parts act on their own beside the loop: packages migchange, drapath, release, gpusettings,
+// mpsshare and memoryguard. They do not know the loop. It asks them for reservations, warnings and
+// facts, and wakes those that depend on its decision. They request a new decision when their facts
+// change.
 //
-// Read in the order in which things happen:
+// Read the files in the order in which things happen:
 //
-//   - parts.go makes the parts, and says what each is given.
-//   - agent.go starts and ends them (run). Options are what the program is given.
+//   - parts.go makes the parts with their inputs.
+//   - agent.go starts and ends them (run). Options are the program's inputs.
 //   - loop.go gathers, decides and acts (decide).
-//   - report.go finds out how far the profile has come, and reports it to Kubernetes.
-//   - sample.go asks now and then who holds what and how the GPUs are used.
-//   - statusview.go and metrics.go show all that, when somebody asks over HTTP (package web);
-//     forecast.go says what another label of the Node would do.
+//   - report.go determines how far the profile has been applied, and reports it to Kubernetes.
+//   - sample.go regularly reads the holders and the use of the GPUs.
+//   - statusview.go and metrics.go answer HTTP requests (package web) with all that; forecast.go
+//     predicts the effect of another label of the Node.
 package agent

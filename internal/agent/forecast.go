@@ -22,7 +22,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// forecaster says what this node would become by another label of its Node. It changes nothing.
+// forecaster predicts this node's offer for another label of its Node. It changes nothing.
 type forecaster struct {
 	*current
 	nodeName    string
@@ -53,10 +53,14 @@ func newForecaster(a *agent) *forecaster {
 	}
 }
 
-// forecast is what this node would become if its Node had that label.
+// forecast returns what this node would become if its Node had that label.
 func (c *forecaster) forecast(ctx context.Context, label, value string) nodereport.Forecast {
 	unknown := func(format string, arguments ...any) nodereport.Forecast {
-		return nodereport.Forecast{Node: c.nodeName, Unknown: fmt.Sprintf(format, arguments...), Resources: []nodereport.ForecastResource{}}
+		return nodereport.Forecast{
+			Node:      c.nodeName,
+			Unknown:   fmt.Sprintf(format, arguments...),
+			Resources: []nodereport.ForecastResource{},
+		}
 	}
 	s := c.state.Load()
 	held, known := c.samples.readHolders(ctx, lookPause)
@@ -85,8 +89,11 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 	nowBy, thenBy := shareIn(listed), modeFunc(byID)
 	if err != nil {
 		f.Unfit = strings.Split(err.Error(), "\n")
-	} else if then, after, err = c.foresee(ctx, s, selected.Profile, held, nowBy, &f); err != nil {
-		return unknown("%v", err)
+	} else {
+		then, after, err = c.foresee(ctx, s, selected.Profile, held, nowBy, &f)
+		if err != nil {
+			return unknown("%v", err)
+		}
 	}
 	now := sharing.Plan{}
 	for _, r := range listed {
@@ -96,24 +103,30 @@ func (c *forecaster) forecast(ctx context.Context, label, value string) noderepo
 		}
 		now.Resources = append(now.Resources, resource)
 	}
-	if f.Unfit == nil && len(after.Resources) == 0 && len(now.Resources) > 0 && !selected.Profile.DRA.All && len(selected.Profile.DRA.Resources) == 0 {
-		f.Unfit = []string{strings.TrimSuffix("the node would have nothing to offer: "+strings.Join(after.Warnings, "; "), ": ")}
+	if f.Unfit == nil && len(after.Resources) == 0 && len(now.Resources) > 0 && !selected.Profile.DRA.All &&
+		len(selected.Profile.DRA.Resources) == 0 {
+		f.Unfit = []string{strings.TrimSuffix("the node would have nothing to offer: "+
+			strings.Join(after.Warnings, "; "), ": ")}
 	}
 	if f.Unfit != nil {
-		then, after, thenBy = now, now, nowBy
+		then = now
+		after = now
+		thenBy = nowBy
 	}
 	f.Resources = foreseenResources(now, then, after, nowBy, thenBy)
 	return f
 }
 
-// foresee plans with the profile: then is when all is done that need not wait for pods, after when
-// those have ended too. What stands in the way is added to the forecast.
+// foresee plans with the profile. then is the plan when everything is done that need not wait for
+// pods; after is the plan when those pods have ended, too. It adds the obstacles to the forecast.
 func (c *forecaster) foresee(
-	ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, mode modeFunc, f *nodereport.Forecast,
+	ctx context.Context, s *state, profile sharing.Profile, held []sharing.Allocation, mode modeFunc,
+	f *nodereport.Forecast,
 ) (then, after sharing.Plan, err error) {
 	gpusThen, gpusAfter := slices.Clone(s.gpus), slices.Clone(s.gpus)
 	released := c.releases.Released()
-	// closed are the units that are kept free for the layout; inTheWay says why it waits for a unit.
+	// closed are the units that are kept free for the layout; inTheWay is why the layout waits for
+	// a unit.
 	closed, inTheWay := map[string]bool{}, map[string]string{}
 	var ids []sharing.GPUID
 	for i, gpu := range s.gpus {
@@ -126,17 +139,23 @@ func (c *forecaster) foresee(
 		}
 		ids = append(ids, situation.State.GPU)
 		soon, later := migchange.Decide(situation), migchange.Decide(situation.Unused())
-		resets := later.State == nodereport.LayoutResetRequired || later.State == nodereport.LayoutPending && later.Record == nil
+		resets := later.State == nodereport.LayoutResetRequired ||
+			later.State == nodereport.LayoutPending && later.Record == nil
 		switch {
 		case resets && profile.MIG.Reset && c.mayReset && !situation.State.NeedsReboot:
 			f.Warnings = append(f.Warnings, fmt.Sprintf("GPU %d is reset before it has its layout", gpu.Index))
 		case resets:
-			f.Unfit = append(f.Unfit, fmt.Sprintf("GPU %d: its MIG mode changes with a reset (mig.reset) or a reboot alone", gpu.Index))
+			f.Unfit = append(f.Unfit, fmt.Sprintf(
+				"GPU %d: its MIG mode changes with a reset (mig.reset) or a reboot alone", gpu.Index))
 		case later.Problem() != "":
 			f.Unfit = append(f.Unfit, fmt.Sprintf("GPU %d: %s", gpu.Index, later.Problem()))
 		case !later.Change.Empty():
 			f.Layouts = append(f.Layouts, nodereport.ForecastLayout{
-				GPU: gpu.UUID, Index: gpu.Index, Kept: len(later.Change.Kept), Destroyed: len(later.Change.Doomed), Made: later.Made(),
+				GPU:       gpu.UUID,
+				Index:     gpu.Index,
+				Kept:      len(later.Change.Kept),
+				Destroyed: len(later.Change.Doomed),
+				Made:      later.Made(),
 			})
 		}
 		gpusThen[i], gpusAfter[i] = soon.After(gpu), later.After(gpu)
@@ -146,23 +165,29 @@ func (c *forecaster) foresee(
 		if soon.State == nodereport.LayoutBlocked && len(soon.Change.Blocked) == 0 && later.Problem() == "" {
 			inTheWay[gpu.UUID] = soon.Reason
 		}
-		for _, unit := range unitsOf(gpu) { // What is destroyed is in no plan.
-			closed[unit.Unit] = soon.Offer != nil && !soon.Offer[unit.Unit] && (soon.Record == nil || inTheWay[unit.Unit] != "")
+		for _, unit := range unitsOf(gpu) { // Partitions that are destroyed are in no plan.
+			closed[unit.Unit] = soon.Offer != nil && !soon.Offer[unit.Unit] &&
+				(soon.Record == nil || inTheWay[unit.Unit] != "")
 		}
 	}
 	facts := decide.Facts{
-		Profile: profile, Reservations: c.releases.Reservations(), Host: s.host,
-		MayReset: c.mayReset, MayEvict: c.mayEvict, DRA: c.dra.Facts(s.gpus),
+		Profile:      profile,
+		Reservations: c.releases.Reservations(),
+		Host:         s.host,
+		MayReset:     c.mayReset,
+		MayEvict:     c.mayEvict,
+		DRA:          c.dra.Facts(s.gpus),
 	}
 	if facts.DRA != nil {
-		// As if nothing had gone to DRA yet: what the profile gives to DRA is left out all the same.
+		// As if DRA had no units yet: what the profile gives to DRA is left out anyway.
 		facts.DRA.View = claims.View{}
 		facts.DRA.Geometries = c.foreseenGeometries(ctx, s, profile, facts.DRA.Geometries)
 	}
 	facts.GPUs = gpusAfter
 	after = decide.Decide(facts).Plan
 	facts.GPUs = gpusThen
-	facts.Reservations = append(facts.Reservations, units.Reservation{Purpose: units.MIGChange, Only: func(u units.Unit) bool { return closed[u.UUID] }})
+	facts.Reservations = append(facts.Reservations,
+		units.Reservation{Purpose: units.MIGChange, Only: func(u units.Unit) bool { return closed[u.UUID] }})
 	then = decide.Decide(facts).Plan
 	otherwise, grows := map[string]bool{}, map[string]bool{}
 	for _, u := range then.HeldOtherwise(held, mode) {
@@ -173,7 +198,7 @@ func (c *forecaster) foresee(
 		})
 	}
 	then = then.Without(func(u sharing.Unit) bool { return otherwise[u.ID] && !grows[u.ID] })
-	for i, r := range then.Resources { // What grows has one device until its holder ends.
+	for i, r := range then.Resources { // A unit that grows has one device until its holder ends.
 		then.Resources[i].Devices = slices.DeleteFunc(slices.Clone(r.Devices), func(d sharing.Device) bool {
 			return grows[d.Unit] && d.ID != sharing.NewDeviceID(d.Unit, 0)
 		})
@@ -195,8 +220,8 @@ func (c *forecaster) foresee(
 	return then, after, nil
 }
 
-// foreseenGeometries are those that are known, and where the profile has partitions made for
-// claims, of all GPUs.
+// foreseenGeometries returns the known geometries. If the profile has partitions made for claims,
+// it returns those of all GPUs.
 func (c *forecaster) foreseenGeometries(
 	ctx context.Context, s *state, profile sharing.Profile, known map[string]decide.Geometry,
 ) map[string]decide.Geometry {
@@ -214,7 +239,7 @@ func (c *forecaster) foreseenGeometries(
 	return all
 }
 
-// unitsOf are the GPU and its partitions.
+// unitsOf returns the GPU and its partitions.
 func unitsOf(gpu sharing.GPU) []nodereport.BusyUnit {
 	units := []nodereport.BusyUnit{{Unit: gpu.UUID, Index: strconv.Itoa(gpu.Index)}}
 	for _, p := range gpu.Partitions {
@@ -223,10 +248,11 @@ func unitsOf(gpu sharing.GPU) []nodereport.BusyUnit {
 	return units
 }
 
-// modeFunc is how a device shares its unit, by resource and ID.
+// modeFunc returns how a device shares its unit, by resource and device ID.
 type modeFunc func(resource, device string) sharing.Mode
 
-// shareIn knows the listed devices that are shares though they have their units' own IDs.
+// shareIn returns a modeFunc that knows the listed devices that are shares although they have their
+// unit's own ID.
 func shareIn(listed []plugin.ResourceStatus) modeFunc {
 	shares := map[[2]string]bool{}
 	for _, r := range listed {
@@ -246,9 +272,10 @@ func shareIn(listed []plugin.ResourceStatus) modeFunc {
 
 func byID(_, device string) sharing.Mode { return sharing.ModeOf(device) }
 
-// foreseenResources counts the plans' healthy devices; nowBy and thenBy say how they share their units.
-// While the node is being changed, a unit is offered if it is in the same way before and then, by as
-// many devices as it has in both. One that grows from exclusive to time-sliced keeps its device.
+// foreseenResources counts the plans' healthy devices; nowBy and thenBy return how they share their
+// units. While the node is being changed, a unit stays offered if its use is the same before and
+// then, with the lower of the two device counts. A unit that grows from exclusive to time-sliced
+// keeps its device.
 func foreseenResources(now, then, after sharing.Plan, nowBy, thenBy modeFunc) []nodereport.ForecastResource {
 	type offer struct {
 		unit string

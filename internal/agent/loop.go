@@ -16,13 +16,13 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// state is what the loop decided last. It is immutable.
+// state is the loop's last decision. It is immutable.
 type state struct {
-	// profile is the last good one; planned says that it was planned for known GPUs.
+	// profile is the last good one. planned is true if it was planned for known GPUs.
 	profile *configs.SelectedProfile
-	// restored says that profile is that of the last run.
+	// restored is true if profile is the last run's.
 	restored bool
-	// wanted is what ConfigSource returned last, of a rejected one only name and source.
+	// wanted is what ConfigSource returned last; of a rejected profile, only name and source.
 	wanted  configs.SelectedProfile
 	plan    sharing.Plan
 	planned bool
@@ -31,12 +31,12 @@ type state struct {
 	features map[string]string
 	// host is what was last prepared for allocate responses.
 	host plugin.Host
-	// rejected says why the wanted profile is not in force, unread why no GPU can be read.
+	// rejected is why the wanted profile is not in force, unread why no GPU can be read.
 	rejected, unread error
-	// unlisted is Node.Unlisted's.
+	// unlisted is the result of Node.Unlisted.
 	unlisted string
 	pause    pause
-	// change is the last one of the profile in force; nil before the first.
+	// change is the last change of the profile in force; nil before the first.
 	change *profileChange
 }
 
@@ -61,14 +61,15 @@ func (a *agent) planLoop(ctx context.Context) error {
 
 // decide is one round of the loop:
 //
-//  1. Gather. readInputs reads the GPUs, the profile and the pause. facts adds the reservations and warnings
-//     of the parts, and prepares the host.
-//  2. Decide. decide.Decide takes its steps over these facts alone.
-//  3. Act. act tells the table of claims, then DRA, then the device plugin.
-//  4. Tell. The state is stored, and then the parts and the reports are woken, which read it.
+//  1. Gather. readInputs reads the GPUs, the profile and the pause. facts adds the reservations and
+//     warnings of the parts, and prepares the host.
+//  2. Decide. decide.Decide works on these facts only.
+//  3. Act. act updates the table of claims, then DRA, then the device plugin.
+//  4. Tell. The state is stored; then the parts and the reports, which read it, are woken.
 //
-// When the profile cannot be used, the last good one is planned for the GPUs as they are now; when the
-// GPUs cannot be read, the plan stays. Before there is a profile, or GPUs to plan for, 2 and 3 are left out.
+// If the profile cannot be used, the last good one is planned for the present GPUs. If the GPUs
+// cannot be read, the plan stays. Before there is a profile, or GPUs to plan for, 2 and 3 are
+// skipped.
 func (a *agent) decide() {
 	last, now := a.state.Load(), time.Now()
 	next := a.readInputs(last)
@@ -96,7 +97,8 @@ func (a *agent) decide() {
 func (a *agent) readInputs(last *state) *state {
 	next := *last
 	var gpus []sharing.GPU
-	if gpus, next.unread = a.Node.Inventory(); next.unread == nil {
+	gpus, next.unread = a.Node.Inventory()
+	if next.unread == nil {
 		next.gpus = gpus
 	} else if last.planned && !sameError(last.unread, next.unread) {
 		a.Logger.Warn("GPUs not read", "error", next.unread)
@@ -108,23 +110,25 @@ func (a *agent) readInputs(last *state) *state {
 	return &next
 }
 
-// selectProfile finds the profile in force: the wanted one, else the last good one
-// of this program, else that of the program before it.
+// selectProfile finds the profile in force: the wanted one, else this program's last good one, else
+// the one of the program before it.
 func (a *agent) selectProfile(last, next *state) {
 	wanted, err := a.ConfigSource.Profile()
 	serving := a.serving.Load()
 	if errors.Is(err, configs.ErrNoMPS) && a.nothingElse(next, wanted, serving) {
-		err = nil // What needs no daemon is offered.
+		err = nil // The rest, which needs no daemon, is offered.
 	} else if errors.Is(err, configs.ErrNoMPS) {
 		wanted = wanted.Refused()
 	}
-	// Until the GPUs were read once, nothing is planned, and nobody knows whether the profile fits the node.
+	// Before the GPUs were first read, nothing is planned, and it is unknown whether the profile
+	// fits the node.
 	known := last.planned || next.unread == nil
 	inForce := last.planned && !last.restored && last.profile.Generation == wanted.Generation
 	if err == nil && known && !inForce {
-		if err = wanted.CheckNode(next.gpus); err != nil {
+		err = wanted.CheckNode(next.gpus)
+		if err != nil {
 			wanted = wanted.Refused()
-			if !last.planned { // It may be there from before the GPUs were known.
+			if !last.planned { // It may date from before the GPUs were known.
 				next.profile = nil
 			}
 		}
@@ -139,7 +143,7 @@ func (a *agent) selectProfile(last, next *state) {
 			a.Logger.Info("using the profile of the last run", "profile", kept.String(), "generation", kept.Generation)
 		}
 	}
-	// Also when the wanted one is rejected: a program that stood by has saved no good one.
+	// Save it even if the wanted one is rejected: a program that stood by has saved none.
 	if serving && known && next.profile != nil && !next.restored {
 		a.LastKnownGood.Save(*next.profile)
 	}
@@ -157,13 +161,14 @@ func (a *agent) selectProfile(last, next *state) {
 		return
 	}
 	if err == nil {
-		a.Logger.Info("profile in force", "profile", wanted.String(), "generation", wanted.Generation, "by", wanted.Choice.By)
+		a.Logger.Info("profile in force", "profile", wanted.String(), "generation", wanted.Generation, "by",
+			wanted.Choice.By)
 	}
 	a.SetHealthRules(next.profile.Profile)
 }
 
-// nothingElse says that no other profile than this one has been in force on the node, as after a
-// first start: refusing it would leave all GPUs unused.
+// nothingElse reports whether no other profile than this one has been in force on the node, as
+// after a first start. Refusing it would leave all GPUs unused.
 func (a *agent) nothingElse(s *state, wanted configs.SelectedProfile, serving bool) bool {
 	if s.profile != nil || !serving {
 		return s.profile != nil && s.profile.Generation == wanted.Generation
@@ -172,18 +177,18 @@ func (a *agent) nothingElse(s *state, wanted configs.SelectedProfile, serving bo
 	return !ok || kept.Generation == wanted.Generation
 }
 
-// LastKnownGood keeps the profile in force for the next start. It is called from
-// the loop, and only by the program that serves the node.
+// LastKnownGood stores the profile in force for the next start. Only the loop of the program that
+// serves the node calls it.
 type LastKnownGood interface {
-	// Load returns the profile that was in force when the last program ended; false
-	// when there was none, or it cannot be used any more.
+	// Load returns the profile that was in force when the last program ended; false if there was
+	// none or it can no longer be used.
 	Load() (configs.SelectedProfile, bool)
-	// Save is called with the profile in force whenever the loop decides, but not with
-	// one that Load returned. It does not wait for the disk, and reports errors itself.
+	// Save is called with the profile in force whenever the loop decides, except with one that Load
+	// returned. It does not wait for the disk, and logs errors itself.
 	Save(configs.SelectedProfile)
 }
 
-// pause is what is known of Options.Paused.
+// pause is the last result of Options.Paused.
 type pause struct {
 	by    release.Pause
 	known bool
@@ -197,7 +202,7 @@ func (a *agent) pauseNow() (p pause) {
 	return p
 }
 
-// logPause says when a pause begins and ends.
+// logPause logs when a pause begins and ends.
 func logPause(log *slog.Logger, last, next pause) {
 	switch {
 	case next.by.Any() && next.by != last.by:
@@ -207,12 +212,12 @@ func logPause(log *slog.Logger, last, next pause) {
 	}
 }
 
-// pauseWait is how long the driver is not opened at the start because it is not known whether there is
-// a pause.
+// pauseWait limits how long the driver stays closed at the start while it is unknown whether there
+// is a pause.
 const pauseWait = 2 * time.Second
 
-// awaitPause waits until it is known whether there is a pause, but not long: a node must serve without
-// an API server.
+// awaitPause waits until it is known whether there is a pause, but at most pauseWait: a node must
+// serve without an API server.
 func (a *agent) awaitPause(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, pauseWait)
 	defer cancel()
@@ -224,10 +229,10 @@ func (a *agent) awaitPause(ctx context.Context) {
 	}
 }
 
-// facts are what the decision follows from. It has the host prepared for what may be granted.
+// facts returns the decision's inputs. It also prepares the host for what may be granted.
 func (a *agent) facts(last, next *state) decide.Facts {
-	// Before the host, which may take 2 s: a release that ends meanwhile may have given the GPU
-	// other partitions than those that were read.
+	// Read these before preparing the host, which may take 2 s: a release that ends meanwhile may
+	// have given the GPU other partitions than the ones that were read.
 	reservations := slices.Concat(a.mig.Reservations(), a.releases.Reservations())
 	a.prepareHost(last, next)
 	mps := a.mps.View()
@@ -245,8 +250,8 @@ func (a *agent) facts(last, next *state) decide.Facts {
 	}
 }
 
-// prepareHost prepares the host for what the profile may grant. A program that stands by leaves
-// the host alone.
+// prepareHost prepares the host for what the profile may grant. A program that stands by does not
+// touch the host.
 func (a *agent) prepareHost(last, next *state) {
 	if !a.serving.Load() {
 		return
@@ -269,16 +274,16 @@ func (a *agent) prepareHost(last, next *state) {
 	}
 }
 
-// Host has what allocate responses refer to: CDI specs, device nodes, the driver.
+// Host provides what allocate responses refer to: CDI specs, device nodes, the driver.
 type Host interface {
-	// Prepare makes sure that the host has what these grants and GPUs need, and
-	// returns what it has, which is not changed afterwards.
+	// Prepare ensures that the host has what these grants and GPUs need. It returns what the host
+	// has, which is not changed afterwards.
 	//
-	// The loop calls it before each plan goes out and waits for it, up to 2 s while
-	// CDI specs are being written: a device that is listed before its CDI spec is
-	// there could be allocated at once, and the container would fail to start. It
-	// seldom waits: a spec is written when GPUs have changed, and one that is late is
-	// not waited for again, so that a hung driver delays one plan, not every fault.
+	// The loop calls it before each plan is published and waits for it, up to 2 s while CDI specs
+	// are being written: a device that is listed before its CDI spec exists could be allocated at
+	// once, and the container would fail to start. It seldom waits: a spec is written when GPUs
+	// have changed. It waits only once for a late spec, so that a hung driver delays one plan, not
+	// every fault.
 	Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host
 	// Watch is as in Node: it calls changed when Prepare would return something else.
 	Watch(ctx context.Context, changed func()) error
@@ -292,8 +297,8 @@ func countObstacles(obstacles map[string]string) map[string]int {
 	return reasons
 }
 
-// act hands the decision to the table of claims, which must know a unit before it is offered, to DRA, and to
-// the device plugin, where an equal plan is not applied again.
+// act passes the decision to the table of claims, which must know a unit before it is offered, then
+// to DRA, then to the device plugin. An unchanged plan is not applied again.
 func (a *agent) act(last, next *state, d decide.Decision) {
 	if d.Units != nil {
 		a.dra.SetUnits(d.Units)
@@ -313,7 +318,8 @@ func (a *agent) act(last, next *state, d decide.Decision) {
 
 func (a *agent) logPlan(last, next sharing.Plan) {
 	for _, r := range next.Resources {
-		a.Logger.Info("resource planned", "resource", r.Name, "strategy", r.Strategy(), "units", len(r.Units), "devices", len(r.Devices), "healthy", r.HealthyDevices())
+		a.Logger.Info("resource planned", "resource", r.Name, "strategy", r.Strategy(), "units", len(r.Units),
+			"devices", len(r.Devices), "healthy", r.HealthyDevices())
 	}
 	for _, warning := range next.Warnings {
 		if !slices.Contains(last.Warnings, warning) {
@@ -326,13 +332,13 @@ func sameError(a, b error) bool {
 	return a != nil && b != nil && a.Error() == b.Error()
 }
 
-// requestPlan asks the loop to read its inputs again. Bursts become one reading.
+// requestPlan makes the loop read its inputs again. Several requests may lead to one reading.
 func (a *agent) requestPlan() { notify(a.replan) }
 
-// wakeReport has the reports look again. It does not wait.
+// wakeReport makes the reports check again. It does not wait.
 func (a *agent) wakeReport() { notify(a.reportWake) }
 
-// planNow returns when the loop has read its inputs after the call, or ctx ends.
+// planNow returns when the loop has read its inputs after the call, or when ctx ends.
 func (a *agent) planNow(ctx context.Context) {
 	planned := make(chan struct{})
 	select {
@@ -342,7 +348,7 @@ func (a *agent) planNow(ctx context.Context) {
 	}
 }
 
-// notify tells whoever waits, without waiting.
+// notify sends a signal without waiting.
 func notify(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:

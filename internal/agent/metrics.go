@@ -10,8 +10,8 @@ import (
 	"github.com/virgate/virgate/sharing/metrics"
 )
 
-// registry has the collectors of a scrape. When there are too many series, those of
-// the last collectors are left out.
+// registry returns the collectors of a scrape. If there are too many series, those of the last
+// collectors are omitted.
 func (v *view) registry() *prometheus.Registry {
 	show := []prometheus.Collector{
 		nodemetrics.NewProgramCollector(v.programMetrics), v.calls, metrics.NewHealthCollector(v.Health.Health),
@@ -34,7 +34,7 @@ func (v *view) registry() *prometheus.Registry {
 	return registry
 }
 
-// programMetrics are what this program says of itself.
+// programMetrics returns the metrics about the program itself.
 func (v *view) programMetrics() nodemetrics.Program {
 	s, p := v.state.Load(), v.progress.Load()
 	program := nodemetrics.Program{
@@ -60,14 +60,18 @@ func (v *view) programMetrics() nodemetrics.Program {
 	program.PodResources, program.Checkpoint = podResources == nil, checkpoint == nil
 	if v.MPS != nil {
 		daemons, connected := v.MPS.States()
-		program.MPS = &nodemetrics.MPS{Connected: connected, Daemons: daemons, GPUs: s.gpus}
+		program.MPS = &nodemetrics.MPS{
+			Connected: connected,
+			Daemons:   daemons,
+			GPUs:      s.gpus,
+		}
 	}
 	r := &program.Repartitions
 	r.Applied, r.Undone, r.Failed = v.mig.Results()
 	return program
 }
 
-// draMetrics are what the node has by Dynamic Resource Allocation.
+// draMetrics returns the metrics about Dynamic Resource Allocation.
 func (v *view) draMetrics() nodemetrics.DRA {
 	return nodemetrics.DRA{
 		State: v.DRA.Driver.State(),

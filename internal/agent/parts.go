@@ -22,12 +22,12 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// newAgent makes the parts, in the order in which they need each other. None of them knows the agent: each
-// is given values, earlier parts and functions, and calls the functions only when it runs. So a function may
-// name a part that is made later.
+// newAgent makes the parts, in the order in which they need each other. None of them knows the
+// agent: each gets values, earlier parts and functions, and calls the functions only when it runs.
+// So a function may name a part that is made later.
 //
-// The first six are packages of their own, and act: on the GPUs, on MPS daemons, on pods. The loop asks them
-// for facts, and they ask it to decide again when those have changed. The others say what happens: samples,
+// The first six are packages of their own, and act: on the GPUs, on MPS daemons, on pods. The loop
+// reads their facts, and they request a new decision when these change. The others report: samples,
 // view, web and reports.
 func newAgent(options Options) *agent {
 	a := &agent{
@@ -115,7 +115,9 @@ func newReleases(a *agent) *release.Manager {
 		},
 		MPS: func(gpu string) bool {
 			mps := a.mps.View() // The manager is made later.
-			return a.MPS != nil && !mps.Closed[gpu] || slices.ContainsFunc(sharing.UnitsOf(a.state.Load().gpus, gpu), func(unit string) bool { return mps.Busy[unit] })
+			return a.MPS != nil && !mps.Closed[gpu] ||
+				slices.ContainsFunc(sharing.UnitsOf(a.state.Load().gpus, gpu),
+					func(unit string) bool { return mps.Busy[unit] })
 		},
 		Paused: func() (release.Pause, bool) {
 			now := a.pauseNow()
@@ -199,7 +201,7 @@ func newWeb(a *agent) *web.Server {
 	return web.New(options)
 }
 
-// migInputs are the GPUs and the wanted layout that the loop has last decided by.
+// migInputs returns the GPUs and the wanted layout of the loop's last decision.
 func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err error) {
 	s := a.state.Load()
 	if s.profile != nil {
@@ -212,11 +214,12 @@ func (a *agent) migInputs() (gpus []sharing.GPU, wanted sharing.MIGConfig, err e
 		return nil, wanted, err
 	}
 	released := a.releases.Released()
-	gpus = slices.DeleteFunc(slices.Clone(s.gpus), func(g sharing.GPU) bool { return g.DriverIndex == sharing.NotListed || released[g.UUID] })
+	gpus = slices.DeleteFunc(slices.Clone(s.gpus),
+		func(g sharing.GPU) bool { return g.DriverIndex == sharing.NotListed || released[g.UUID] })
 	return gpus, wanted, err
 }
 
-// resourcesOf are the resources that the profile in force makes of these GPUs.
+// resourcesOf returns the resources that the profile in force makes of these GPUs.
 func (a *agent) resourcesOf(gpus []sharing.GPU) []sharing.Resource {
 	profile := a.state.Load().profile
 	if profile == nil {
@@ -225,24 +228,29 @@ func (a *agent) resourcesOf(gpus []sharing.GPU) []sharing.Resource {
 	return sharing.NewPlan(gpus, profile.Profile).Resources
 }
 
-// migDevices are the device plugin's units as a MIG change sees them.
+// migDevices are the device plugin's units for MIG changes.
 type migDevices struct{ *plugin.Manager }
 
 func (d migDevices) SetRefusals(units map[string]string) {
 	d.Manager.SetRefusals(plugin.MIGChange, units)
 }
 
-// pathInputs are what the paths to DRA and back follow from.
+// pathInputs returns the inputs that decide which units move to DRA and back.
 func (a *agent) pathInputs() drapath.Inputs {
 	s := a.state.Load()
-	inputs := drapath.Inputs{GPUs: s.gpus, Planned: s.planned, Paused: s.pause.by.Any()}
+	inputs := drapath.Inputs{
+		GPUs:    s.gpus,
+		Planned: s.planned,
+		Paused:  s.pause.by.Any(),
+	}
 	if s.profile != nil {
 		inputs.Profile = &s.profile.Profile
 	}
 	return inputs
 }
 
-// releasedIndexes are the driver's indexes of the GPUs that are released or to be, by UUID, -1 for an unknown one.
+// releasedIndexes returns the driver's indexes of the GPUs that are released or being released, by
+// UUID; -1 if unknown.
 func (a *agent) releasedIndexes() map[string]int {
 	indexes := map[string]int{}
 	for _, r := range a.releases.List() {
@@ -261,7 +269,7 @@ func (a *agent) releasedIndexes() map[string]int {
 	return indexes
 }
 
-// openedBy says who keeps a GPU open that nobody should use any more.
+// openedBy names the programs that keep a GPU open although none should.
 func (a *agent) openedBy(ctx context.Context, gpu string) string {
 	if users := a.usersOf(ctx, gpu); len(users) > 0 {
 		return ": " + strings.Join(users, ", ")
@@ -274,7 +282,7 @@ func (a *agent) openedBy(ctx context.Context, gpu string) string {
 	return ", by a program that is in no list of the driver" + a.OpenedBy(gpus[i].Minor)
 }
 
-// usersOf are the pods, claims and processes that use the GPU, or why that is not known.
+// usersOf returns the pods, claims and processes that use the GPU, or why they are unknown.
 func (a *agent) usersOf(ctx context.Context, gpu string) (users []string) {
 	s := a.state.Load()
 	units := sharing.UnitsOf(s.gpus, gpu)

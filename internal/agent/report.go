@@ -25,21 +25,21 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Reporter tells Kubernetes what happens on this node.
+// Reporter reports to Kubernetes what happens on this node.
 type Reporter interface {
 	// Report is called from one goroutine, first when this program serves the node and then
-	// whenever the report differs from the last one. It must not wait: a report replaces one
-	// that is still to be written. It is not changed afterwards.
+	// whenever the report differs from the last one. It must not wait: a report replaces one that
+	// is still to be written. The report is not changed afterwards.
 	Report(report nodereport.Report)
-	// Run writes reports until ctx ends, and then returns without waiting for the API
-	// server. It still runs while devices are withdrawn at the end.
+	// Run writes reports until ctx ends, and then returns without waiting for the API server. It
+	// still runs while devices are withdrawn at the end.
 	Run(ctx context.Context) error
 }
 
-// reports follow how far the profile has come and report every change.
+// reports tracks how far the profile has been applied, and reports every change.
 type reports struct {
 	*current
-	// to is nil where nobody is told.
+	// to is nil if there is no Reporter.
 	to       Reporter
 	woken    <-chan struct{}
 	plugin   *plugin.Manager
@@ -48,9 +48,9 @@ type reports struct {
 	mps      *mpsshare.Manager
 	health   Health
 	guard    *memoryguard.Guard
-	// unserved says why HTTP is not served.
+	// unserved returns why HTTP is not served.
 	unserved func() []error
-	// switches takes how long each change of the profile took until the scheduler knew of it.
+	// switches records how long each change of the profile took until the scheduler knew of it.
 	switches plugin.Observer
 }
 
@@ -70,25 +70,26 @@ func newReports(a *agent) *reports {
 	}
 }
 
-// run looks whenever the loop has decided or what is served has changed, until ctx ends.
+// run checks whenever the loop has decided or what is served has changed, until ctx ends.
 func (r *reports) run(ctx context.Context) error {
 	var last *nodereport.Report
 	var measured *profileChange
 	changed := r.plugin.Subscribe()
 	for {
-		// The state comes first: if what is served belongs to a later one, this runs again.
+		// Load the state first: if what is served belongs to a later state, this runs again.
 		s := r.state.Load()
 		status := r.plugin.Status()
 		p := *r.progress.Load()
-		if !r.draining.Load() { // What leaves then is not on its way to a profile.
+		if !r.draining.Load() { // Devices that leave then are not on their way to a profile.
 			p = p.next(s, status, pendingLayouts(r.mig.Status(), s.profile), time.Now())
 			r.progress.Store(&p)
 		}
-		if slices.ContainsFunc(p.layouts, func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutResetRequired }) {
+		if slices.ContainsFunc(p.layouts,
+			func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutResetRequired }) {
 			r.releases.Wake()
 		}
 		measured = r.measureSwitch(measured, s, p, status, time.Now())
-		// A program that stands by leaves reporting to the one that serves.
+		// A program that stands by leaves reporting to the serving program.
 		if r.to != nil && r.serving.Load() {
 			if report := r.report(s, p, status); last == nil || !reflect.DeepEqual(*last, report) {
 				last = &report
@@ -143,8 +144,8 @@ func (r *reports) report(s *state, p profileProgress, status plugin.Status) node
 	return report
 }
 
-// pendingLayouts are the layouts as they are reported: a GPU that has another one
-// than the profile wants is pending even before its change has been decided.
+// pendingLayouts returns the layouts as reported: a GPU whose layout differs from the profile's is
+// pending even before its change has been decided.
 func pendingLayouts(gpus []nodereport.GPULayout, profile *configs.SelectedProfile) []nodereport.GPULayout {
 	if !wantsLayout(profile) {
 		return gpus
@@ -152,7 +153,9 @@ func pendingLayouts(gpus []nodereport.GPULayout, profile *configs.SelectedProfil
 	gpus = slices.Clone(gpus)
 	for i := range gpus {
 		if wanted := profile.Profile.MIG.Name; gpus[i].Wanted != wanted {
-			gpus[i].Wanted, gpus[i].State, gpus[i].Reason = wanted, nodereport.LayoutPending, ""
+			gpus[i].Wanted = wanted
+			gpus[i].State = nodereport.LayoutPending
+			gpus[i].Reason = ""
 		}
 	}
 	return gpus
@@ -162,9 +165,14 @@ func wantsLayout(profile *configs.SelectedProfile) bool {
 	return profile != nil && profile.Profile.MIG.Manage && profile.Profile.MIG.Name != ""
 }
 
-// readiness is whether pods can be given what the profile in force offers, as a condition
-// of the Node. Another profile, rejected or on its way, does not change that.
-func readiness(s *state, p profileProgress, status plugin.Status, draining bool) (ready nodereport.ConditionStatus, reason, message string) {
+// readiness returns, as a condition of the Node, whether pods can get what the profile in force
+// offers. Another profile that is rejected or not yet applied does not change that.
+func readiness(
+	s *state,
+	p profileProgress,
+	status plugin.Status,
+	draining bool,
+) (ready nodereport.ConditionStatus, reason, message string) {
 	switch {
 	case draining:
 		return nodereport.ConditionFalse, "Draining", "all devices are being withdrawn"
@@ -209,7 +217,8 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	case s.unlisted != "":
 		return nodereport.ConditionFalse, "GPUsNotListed", s.unlisted + "; serving " + offer
 	case p.state == nodereport.ProfileRejected:
-		return nodereport.ConditionTrue, "ProfileRejected", "the wanted profile is refused: " + firstProblem(s.rejected) + "; an earlier one serves " + offer
+		return nodereport.ConditionTrue, "ProfileRejected",
+			"the wanted profile is refused: " + firstProblem(s.rejected) + "; an earlier one serves " + offer
 	case p.state == nodereport.ProfilePending:
 		return nodereport.ConditionTrue, "ProfilePending", "the kubelet is being told of the profile: " + offer
 	case p.state == nodereport.ProfileSwitching:
@@ -219,11 +228,11 @@ func readiness(s *state, p profileProgress, status plugin.Status, draining bool)
 	}
 }
 
-// maxNamed is how many users of GPUs a condition names.
+// maxNamed limits how many users of GPUs a condition names.
 const maxNamed = 10
 
-// stillUsed says who keeps GPUs from being released in a pause, and which of the pods the GPU Operator
-// does not evict before it replaces the driver; empty for nobody.
+// stillUsed describes what keeps GPUs from being released in a pause, and the resources of pods
+// that the GPU Operator does not evict before it replaces the driver; empty for none.
 func stillUsed(by release.Pause, releases []release.Release, holders []sharing.Allocation) string {
 	var users, others []string
 	for _, r := range releases {
@@ -251,8 +260,8 @@ func stillUsed(by release.Pause, releases []release.Release, holders []sharing.A
 	return text
 }
 
-// lackingRights are the rights that the profile in force needs and this program lacks, once each,
-// for the Node's condition. Each names the chart's value that gives it.
+// lackingRights returns the rights that the profile in force needs and this program lacks, once
+// each, for the Node's condition. Each names the chart's value that grants it.
 func lackingRights(warnings []string, layouts []nodereport.GPULayout) (texts []string) {
 	for _, gpu := range layouts {
 		if gpu.State == nodereport.LayoutFailed {
@@ -276,8 +285,8 @@ func lackingRights(warnings []string, layouts []nodereport.GPULayout) (texts []s
 	return texts
 }
 
-// offerText is what the kubelet is told, in a line: "nvidia.com/gpu (40 devices, 35
-// healthy)". Devices that nobody holds and that are about to leave do not count.
+// offerText describes in a line what is listed for the kubelet: "nvidia.com/gpu (40 devices, 35
+// healthy)". It does not count devices that no pod holds and that are about to leave.
 func offerText(status plugin.Status) string {
 	var texts []string
 	for _, r := range status.Resources {
@@ -294,7 +303,7 @@ func offerText(status plugin.Status) string {
 	return cmp.Or(strings.Join(texts, ", "), "no resource")
 }
 
-// profileProgress is how far the wanted profile has come. It is immutable.
+// profileProgress is how far the wanted profile has been applied. It is immutable.
 type profileProgress struct {
 	state nodereport.ProfileState
 	since time.Time
@@ -302,24 +311,29 @@ type profileProgress struct {
 	applied nodereport.ProfileRef
 	// appliedAt is since when it has them.
 	appliedAt time.Time
-	// advertised are the resources that are served, gone those that were, by name.
+	// advertised are the resources that are served, gone the resources that were, by name.
 	advertised []string
 	gone       []nodereport.GoneResource
-	// layouts are those of GPUs that Virgate partitions, waits the units that wait for pods.
+	// layouts are the layouts of GPUs that Virgate partitions, waits the units that wait for pods.
 	layouts []nodereport.GPULayout
 	waits   []nodereport.Wait
 }
 
-// next is the progress that follows p when the loop has decided s, the plugin manager has
-// status, and the MIG layouts are these. A profile that was applied stays applied when a
-// stream ends, because then it is the kubelet that is away.
-func (p profileProgress) next(s *state, status plugin.Status, layouts []nodereport.GPULayout, now time.Time) profileProgress {
+// next returns the progress after p, for the loop's decision s, the plugin manager's status and
+// these MIG layouts. If a stream ends, an applied profile stays applied, because only the kubelet
+// is away.
+func (p profileProgress) next(
+	s *state,
+	status plugin.Status,
+	layouts []nodereport.GPULayout,
+	now time.Time,
+) profileProgress {
 	waits, switching := waitsOf(s.gpus, status)
 	switching = switching || len(nodereport.Waiting(layouts, nil)) > 0
 	p.layouts, p.waits = layouts, waits
 	if s.planned && s.profile != nil {
 		switch ref := profileRef(*s.profile); {
-		case p.applied.SameProfile(ref): // The reason may be another one.
+		case p.applied.SameProfile(ref): // Its reason may have changed.
 			p.applied = ref
 		case !switching && listsApplied(status):
 			p.applied, p.appliedAt = ref, now
@@ -341,20 +355,20 @@ func (p profileProgress) next(s *state, status plugin.Status, layouts []noderepo
 	return p.trackResources(status, now)
 }
 
-// waitsOf are the units that wait for their holders. Switching says that there are units,
-// those or others, that are not offered yet as the plan has them. Units that the node
-// does not have any more do not count.
+// waitsOf returns the units that wait for their holders. switching is true if any unit is not yet
+// offered as planned, waiting or not. Units that the node no longer has do not count.
 func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait, switching bool) {
-	units := map[string]nodereport.Wait{} // Those that nobody holds have no resource.
+	units := map[string]nodereport.Wait{} // Units without a holder have no resource.
 	for _, r := range status.Resources {
 		for _, e := range r.Listed {
 			if (!e.Switching || e.Vacated) && !e.Whole {
 				continue
 			}
 			w := units[e.Unit]
-			held := e.Phase == plugin.Closing || e.Whole && slices.ContainsFunc(status.Holders, func(a sharing.Allocation) bool {
-				return a.Resource == r.Name && slices.Contains(a.Devices, e.ID)
-			})
+			held := e.Phase == plugin.Closing ||
+				e.Whole && slices.ContainsFunc(status.Holders, func(a sharing.Allocation) bool {
+					return a.Resource == r.Name && slices.Contains(a.Devices, e.ID)
+				})
 			if held && (w.Resource == "" || e.Since.Before(w.Since)) {
 				w.Resource, w.Since = r.Name, e.Since
 			}
@@ -370,7 +384,10 @@ func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait,
 		w, known := units[unit]
 		switching = switching || known
 		if w.Resource != "" {
-			w.GPU, w.Unit, w.Index, w.Pods = gpu, unit, index, append([]string{}, pods[unit]...)
+			w.GPU = gpu
+			w.Unit = unit
+			w.Index = index
+			w.Pods = append([]string{}, pods[unit]...)
 			waits = append(waits, w)
 		}
 	}
@@ -386,8 +403,8 @@ func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait,
 	return waits, switching
 }
 
-// podsByUnit are the pods that hold each unit, or a partition of it, as far as the kubelet
-// names them.
+// podsByUnit returns the pods that hold each unit or a partition of it, as far as the kubelet names
+// them.
 func podsByUnit(gpus []sharing.GPU, held []sharing.Allocation) map[string][]string {
 	gpuOf, pods := sharing.GPUByUnit(gpus), map[string][]string{}
 	for _, unit := range sharing.Usage(nil, held) {
@@ -423,7 +440,7 @@ func (p profileProgress) trackResources(status plugin.Status, now time.Time) pro
 	return p
 }
 
-// listsApplied says that the kubelet has applied the lists of the last plan.
+// listsApplied reports whether the kubelet has applied the lists of the last plan.
 func listsApplied(status plugin.Status) bool {
 	return status.Served && !slices.ContainsFunc(status.Resources, func(r plugin.ResourceStatus) bool {
 		return r.Streams != 1 || !r.Applied
@@ -442,7 +459,11 @@ func profileRef(s configs.SelectedProfile) nodereport.ProfileRef {
 }
 
 func (p profileProgress) status(s *state) status.Profile {
-	status := status.Profile{State: p.state, Since: p.since, Wanted: profileRef(s.wanted)}
+	status := status.Profile{
+		State:  p.state,
+		Since:  p.since,
+		Wanted: profileRef(s.wanted),
+	}
 	if !s.wanted.Delayed.IsZero() {
 		status.Delayed = new(s.wanted.Delayed)
 	}
@@ -455,8 +476,8 @@ func (p profileProgress) status(s *state) status.Profile {
 	return status
 }
 
-// firstProblem is the first thing that the error says, with its place. That a key is missing
-// comes last: another one is mostly that key, misspelt.
+// firstProblem returns the error's first problem, with its place. A missing key comes last: another
+// problem is mostly that key, misspelt.
 func firstProblem(err error) string {
 	if problems := configs.Problems(nil); errors.As(err, &problems) && len(problems) > 0 {
 		first := slices.IndexFunc(problems, func(p configs.Problem) bool { return p.Message != configs.Required })

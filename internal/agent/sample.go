@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/sharing/metrics"
 )
 
-// utilizationSample is what a sample found, with the counters so far. It is immutable.
+// utilizationSample is a sample's result, with the counters so far. It is immutable.
 type utilizationSample struct {
 	metrics.UtilizationState
 	// at is when the sample was taken; zero before the first.
@@ -39,8 +39,8 @@ func firstSample() *utilizationSample {
 	return &first
 }
 
-// sampler keeps current who holds what and how the GPUs are used. What cannot be
-// read now is unknown; no older value stands in for it.
+// sampler keeps the holders and the use of the GPUs up to date. What cannot be read now is unknown;
+// no older value replaces it.
 type sampler struct {
 	*current
 	plugin  *plugin.Manager
@@ -49,7 +49,8 @@ type sampler struct {
 	guard   *memoryguard.Guard
 	// interval is the time between two samples.
 	interval time.Duration
-	// holders is nil while who holds what is not known; asking is taken by who asks.
+	// holders is nil while the holders are unknown; asking is held by the goroutine that reads
+	// them.
 	holders atomic.Pointer[holding]
 	asking  chan struct{}
 	last    atomic.Pointer[utilizationSample]
@@ -122,14 +123,14 @@ func (s *sampler) take(ctx context.Context) {
 	s.last.Store(next)
 }
 
-// holding is who held what when the kubelet was asked.
+// holding is the kubelet's answer, with the time when it was asked.
 type holding struct {
 	at   time.Time
 	held []sharing.Allocation
 }
 
-// readHolders asks who holds what, after a pause since the last time. When there is no
-// answer before the deadline of ctx, the last one stays.
+// readHolders reads the holders, at least pause after the last time. If there is no answer before
+// the deadline of ctx, the last one stays.
 func (s *sampler) readHolders(ctx context.Context, pause time.Duration) (held []sharing.Allocation, known bool) {
 	came := time.Now()
 	select {
@@ -139,7 +140,7 @@ func (s *sampler) readHolders(ctx context.Context, pause time.Duration) (held []
 		return nil, false
 	}
 	if last := s.holders.Load(); last != nil && !last.at.Before(came) {
-		return last.held, true // Somebody else has asked meanwhile.
+		return last.held, true // Another caller has read them meanwhile.
 	} else if last != nil {
 		select {
 		case <-time.After(time.Until(last.at.Add(pause))):
@@ -158,13 +159,13 @@ func (s *sampler) readHolders(ctx context.Context, pause time.Duration) (held []
 	return held, err == nil
 }
 
-// countContention adds the time since the last sample where a GPU is contended now,
-// at most two intervals of it: a sample that came late says nothing about more.
+// countContention adds the time since the last sample for GPUs that are contended now, at most two
+// intervals: a late sample proves no more than that.
 func (o *utilizationSample) countContention(last *utilizationSample, interval time.Duration) {
 	if o.Report.Attributed {
 		for _, gpu := range o.Report.GPUs {
 			if gpu.SM != nil {
-				o.Contended[gpu.GPU] += 0 // Counted from here on, so that the first increase shows.
+				o.Contended[gpu.GPU] += 0 // Start at 0, so that the first increase shows.
 			}
 		}
 	}
@@ -179,7 +180,7 @@ func (o *utilizationSample) countContention(last *utilizationSample, interval ti
 	}
 }
 
-// sharing is what the node offers and who holds it, for the metrics.
+// sharing returns what the node offers and who holds it, for the metrics.
 func (s *sampler) sharing() metrics.State {
 	decided := s.state.Load()
 	state := metrics.State{
@@ -194,11 +195,12 @@ func (s *sampler) sharing() metrics.State {
 	return state
 }
 
-// utilization is what the last sample found, for the metrics.
+// utilization returns the last sample, for the metrics.
 func (s *sampler) utilization() metrics.UtilizationState {
 	last := s.last.Load()
 	use := last.UtilizationState
-	if use.Sampled = !last.at.IsZero(); use.Sampled {
+	use.Sampled = !last.at.IsZero()
+	if use.Sampled {
 		use.Age = time.Since(last.at)
 	}
 	return use

@@ -11,15 +11,15 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// longestSwitch is the longest time that is measured. What takes longer waits for something that has
-// nothing to do with the scheduler, such as a claim that ends.
+// longestSwitch is the longest time that is measured. A longer switch waits for something other
+// than the scheduler, such as the end of a claim.
 const longestSwitch = 10 * time.Minute
 
-// profileChange is one profile that took the place of another.
+// profileChange is the replacement of one profile by another.
 type profileChange struct {
-	// seen is when the loop took it up.
+	// seen is when the loop noticed it.
 	seen time.Time
-	// before is how many Healthy devices the plan before it had, by resource.
+	// before is how many Healthy devices the previous plan had, by resource.
 	before map[string]int
 }
 
@@ -36,16 +36,16 @@ type switchState int
 
 const (
 	switchGoesOn switchState = iota
-	// switchAgrees: the Node's status says what the kubelet was told.
+	// switchAgrees: the Node's status has what the kubelet was told.
 	switchAgrees
-	// switchUntold: nothing can be said of the Node, because no number has changed or one could not
-	// be written.
+	// switchUntold: the Node shows nothing to measure, because no number has changed or one could
+	// not be written.
 	switchUntold
 )
 
-// state follows from the plan and from how it is served; pending says that something else than pods
-// is waited for. Units that pods hold are not: their change may take days, and the scheduler knows
-// what there is without them.
+// state derives the state from the plan and how it is served. pending is true if something other
+// than pods is waited for. Units that pods hold do not count: their change may take days, and the
+// scheduler knows the others without them.
 func (c profileChange) state(plan sharing.Plan, status plugin.Status, pending bool) switchState {
 	if !status.Served || !status.Switched || pending {
 		return switchGoesOn
@@ -76,7 +76,7 @@ func merge(a, b map[string]int) map[string]int {
 	return both
 }
 
-// startsMPS says that a unit waits for its MPS daemon to start or to end, and for no pod.
+// startsMPS reports whether a unit waits only for its MPS daemon to start or to end, not for a pod.
 func startsMPS(plan sharing.Plan, mps *decide.MPS, waits []nodereport.Wait) bool {
 	if !mps.Connected {
 		return false
@@ -84,7 +84,8 @@ func startsMPS(plan sharing.Plan, mps *decide.MPS, waits []nodereport.Wait) bool
 	for _, r := range plan.Resources {
 		for _, unit := range r.Units {
 			switch {
-			case unit.Health.Healthy() || slices.ContainsFunc(waits, func(w nodereport.Wait) bool { return w.Unit == unit.ID }):
+			case unit.Health.Healthy() || slices.ContainsFunc(waits,
+				func(w nodereport.Wait) bool { return w.Unit == unit.ID }):
 			case unit.MPS.Shares == 0 && mps.Busy[unit.ID]:
 				return true
 			case unit.MPS.Shares > 0 && mps.Waits[unit.ID] == "" && mps.States[unit.ID].Phase != nodereport.MPSFailed:
@@ -95,9 +96,15 @@ func startsMPS(plan sharing.Plan, mps *decide.MPS, waits []nodereport.Wait) bool
 	return false
 }
 
-// measureSwitch observes how long the last change of the profile took, once. Over is the change that
-// is not looked at any more.
-func (r *reports) measureSwitch(over *profileChange, s *state, p profileProgress, status plugin.Status, now time.Time) *profileChange {
+// measureSwitch observes how long the last change of the profile took, once. over is the change
+// that is already finished.
+func (r *reports) measureSwitch(
+	over *profileChange,
+	s *state,
+	p profileProgress,
+	status plugin.Status,
+	now time.Time,
+) *profileChange {
 	if s.change == over || !r.serving.Load() || r.draining.Load() {
 		return over
 	}

@@ -24,15 +24,15 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// lookTimeout is how long an answer waits for the kubelet to say who holds what. It is
-// asked again after lookPause only: HTTP, which any pod may reach, must not take the turns
-// of a switch that waits for holders.
+// lookTimeout is how long an answer waits for the kubelet to list the holders, and lookPause the
+// shortest time between two requests. Any pod may reach HTTP, which must not take the turns of a
+// switch that waits for holders.
 const (
 	lookTimeout = time.Second
 	lookPause   = 200 * time.Millisecond
 )
 
-// view shows what the program does, in the status and in metrics. It reads all and changes nothing.
+// view shows what the program does, in the status and in metrics. It only reads.
 type view struct {
 	*Options
 	*current
@@ -63,7 +63,7 @@ func newView(a *agent) *view {
 	return v
 }
 
-// status is what the program does now, and who holds what as the kubelet says now.
+// status returns what the program does now, with the holders that the kubelet reports now.
 func (v *view) status(ctx context.Context) status.Status {
 	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
@@ -87,14 +87,19 @@ func (v *view) status(ctx context.Context) status.Status {
 	}
 	withheld := countObstacles(s.host.Obstacles)
 	for _, reason := range slices.Sorted(maps.Keys(withheld)) {
-		node.Warnings = append(node.Warnings, fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
+		node.Warnings = append(node.Warnings,
+			fmt.Sprintf("GPUs and partitions that cannot be granted now: %d: %s", withheld[reason], reason))
 	}
 	podResources, checkpoint := v.UnreadKubelet()
 	if podResources != nil {
-		node.Warnings = append(node.Warnings, "the kubelet's PodResources cannot be reached, so pods are known by its checkpoint alone, by UID and without names: "+podResources.Error())
+		node.Warnings = append(node.Warnings,
+			"the kubelet's PodResources cannot be reached, so pods are known by its checkpoint alone, by UID and "+
+				"without names: "+podResources.Error())
 	}
 	if checkpoint != nil {
-		node.Warnings = append(node.Warnings, "the kubelet's checkpoint cannot be read, so what only finished init containers had is not known: "+checkpoint.Error())
+		node.Warnings = append(node.Warnings,
+			"the kubelet's checkpoint cannot be read, so what only finished init containers had is not known: "+
+				checkpoint.Error())
 	}
 	if err := v.StateWriteError(); err != nil {
 		node.Warnings = append(node.Warnings, "what a restarted Virgate needs to know is not kept: "+err.Error())
@@ -102,7 +107,9 @@ func (v *view) status(ctx context.Context) status.Status {
 	node.Unread, node.DRA = message(s.unread), v.draStatus()
 	var held []sharing.Allocation
 	if known := v.samples.holders.Load(); known != nil {
-		held, node.HoldersKnown, node.HoldersAt = known.held, true, &known.at
+		held = known.held
+		node.HoldersKnown = true
+		node.HoldersAt = &known.at
 	}
 	serving := v.Plugin.Status()
 	node.KubeletKnown = serving.KubeletSeen
@@ -117,7 +124,7 @@ func (v *view) status(ctx context.Context) status.Status {
 	return node
 }
 
-// draStatus is nil where nothing is offered so.
+// draStatus returns nil if DRA is not served.
 func (v *view) draStatus() *status.DRA {
 	if v.DRA.Driver == nil {
 		return nil
@@ -148,7 +155,7 @@ func (v *view) role() status.Role {
 	}
 }
 
-// unready says why this program is not ready.
+// unready returns why this program is not ready; nothing if it is.
 func (v *view) unready() []string {
 	switch {
 	case v.serving.Load():
@@ -183,7 +190,7 @@ func (v *view) unready() []string {
 	return reasons
 }
 
-// unregistered are the resources that the kubelet does not listen to.
+// unregistered returns the resources whose lists the kubelet does not watch.
 func unregistered(status plugin.Status) (names []string) {
 	for _, r := range status.Resources {
 		if r.Streams != 1 {
@@ -200,7 +207,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// daemonsOf are the MPS daemons of the GPU's units.
+// daemonsOf returns the MPS daemons of the GPU's units.
 func daemonsOf(v *decide.MPS, units []status.Unit) (list []nodereport.MPSState) {
 	for _, u := range units {
 		state, told := v.States[u.ID]

@@ -14,8 +14,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Claims finds out which GPUs a DRA driver has allocated to a container. The kubelet knows the
-// driver's names for them and their CDI entries; the specs of those have the device nodes.
+// Claims finds which GPUs a DRA driver has allocated to a container. The kubelet knows the driver's
+// names for the devices and their CDI entries; the specs with these entries name the device nodes.
 // Its methods may be called from any goroutine.
 type Claims struct {
 	dirs []string
@@ -25,9 +25,9 @@ type Claims struct {
 	files specFiles
 }
 
-// NewClaims returns Claims that look for GPUs in the inventory and for CDI specs in these
-// folders; without any, in the CDI library's default ones. After an error of inventory its
-// GPUs are used all the same: they are the last ones known.
+// NewClaims returns Claims that gets the GPUs from inventory and reads the CDI specs in these
+// folders, or in the CDI library's default folders if none is given. If inventory returns an error,
+// its GPUs are still used: they are the last known ones.
 func NewClaims(inventory func() ([]sharing.GPU, error), dirs ...string) *Claims {
 	if len(dirs) == 0 {
 		dirs = cdilib.DefaultSpecDirs
@@ -35,8 +35,8 @@ func NewClaims(inventory func() ([]sharing.GPU, error), dirs ...string) *Claims 
 	return &Claims{dirs: dirs, gpus: inventory}
 }
 
-// nvidiaDriver is the name of NVIDIA's DRA driver for GPUs. Its devices are called
-// gpu-<minor>, or gpu-<minor>-mig-<MIG profile>-<its ID>-<first slot>.
+// nvidiaDriver is the name of NVIDIA's DRA driver for GPUs. Its devices are named gpu-<minor>, or
+// gpu-<minor>-mig-<MIG profile>-<its ID>-<first slot>.
 const nvidiaDriver = "gpu.nvidia.com"
 
 // otherGPUs are the DRA drivers of Intel's and AMD's GPUs.
@@ -48,18 +48,18 @@ var (
 	nvidiaDevice = regexp.MustCompile(`^gpu-([0-9]+)(?:-mig-.+-[0-9]+-([0-9]+))?$`)
 )
 
-// anyGPU stands for GPUs of which nobody can tell which they are.
+// anyGPU stands for GPUs that cannot be identified.
 const anyGPU = "any"
 
-// hardwareOf returns the GPUs that the edits give a container, as UUIDs, names of device nodes
-// such as nvidia0, or anyGPU.
+// hardwareOf returns the GPUs that the edits give a container: UUIDs, names of device nodes such as
+// nvidia0, or anyGPU.
 func hardwareOf(edits specs.ContainerEdits) (hardware []string) {
 	for _, variable := range edits.Env {
 		uuids := gpuUUID.FindAllString(variable, -1)
 		hardware = append(hardware, uuids...)
 		value, visible := strings.CutPrefix(variable, "NVIDIA_VISIBLE_DEVICES=")
 		if visible && len(uuids) == 0 && value != "" && value != "void" && value != "none" {
-			hardware = append(hardware, anyGPU) // Indexes or "all", for NVIDIA's runtime.
+			hardware = append(hardware, anyGPU) // Indexes or "all", which NVIDIA's runtime resolves.
 		}
 	}
 	for _, node := range edits.DeviceNodes {
@@ -70,18 +70,20 @@ func hardwareOf(edits specs.ContainerEdits) (hardware []string) {
 	return hardware
 }
 
-// Units returns the UUIDs of the GPUs and partitions that a container has by a claim, sorted;
-// none where it has none of NVIDIA's. Devices are the driver's names for the devices that it
-// allocated, and names are their CDI entries.
+// Units returns the UUIDs of the GPUs and partitions that a container has through a claim, sorted;
+// none if it has none of NVIDIA's. devices are the driver's names for the allocated devices, and
+// names are their CDI entries.
 //
-// Where Units cannot tell, it errs on the safe side: a partition counts as its GPU, and a GPU as
-// all GPUs, with guessed true. Entries that are in no spec count as GPUs if their names or the
-// driver's contain "gpu".
+// If Units cannot identify the hardware, it errs on the safe side: a partition counts as its GPU; a
+// GPU counts as all GPUs, and guessed is true. An entry that no spec has counts as a GPU if its
+// name or the driver's contains "gpu".
 func (c *Claims) Units(driver string, devices, names []string) (units []string, guessed bool) {
-	gpus, _ := c.gpus() // With an error they are the last ones known.
+	gpus, _ := c.gpus() // After an error these are the last known GPUs.
 	for _, hardware := range c.hardware(driver, devices, names) {
 		node := gpuNode.FindStringSubmatch(hardware)
-		at := slices.IndexFunc(gpus, func(gpu sharing.GPU) bool { return node != nil && strconv.Itoa(gpu.Minor) == node[1] })
+		at := slices.IndexFunc(gpus, func(gpu sharing.GPU) bool {
+			return node != nil && strconv.Itoa(gpu.Minor) == node[1]
+		})
 		switch {
 		case node == nil && hardware != anyGPU:
 			units = append(units, hardware)
@@ -100,7 +102,7 @@ func (c *Claims) Units(driver string, devices, names []string) (units []string, 
 	return slices.Compact(units), guessed
 }
 
-// hardware returns what the claim's devices are, in the form of hardwareOf.
+// hardware returns the hardware of the claim's devices, in the form of hardwareOf.
 func (c *Claims) hardware(driver string, devices, names []string) (hardware []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -125,8 +127,8 @@ func (c *Claims) hardware(driver string, devices, names []string) (hardware []st
 	return hardware
 }
 
-// unitsOf returns the partitions of the GPU that NVIDIA's DRA driver means by the devices, or
-// the GPU's UUID for a device that is the GPU or an unknown partition of it.
+// unitsOf returns the GPU's partitions to which NVIDIA's DRA driver refers by these devices. For a
+// device that is the GPU itself or an unknown partition of it, it returns the GPU's UUID.
 func unitsOf(gpu sharing.GPU, driver string, devices []string) (units []string) {
 	for _, device := range devices {
 		match := nvidiaDevice.FindStringSubmatch(device)

@@ -16,10 +16,11 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// ClaimSpecs keeps what containers have by one claim alone, beside the entries of its units: a
-// file for each claim. Its methods may be called for different claims at once.
+// ClaimSpecs writes the CDI entries that only one claim's containers get, in addition to the
+// entries of its units: one file for each claim. Its methods may be called concurrently for
+// different claims.
 type ClaimSpecs struct {
-	// Dir is as Options.Dir.
+	// Dir is the same folder as Options.Dir.
 	Dir string
 }
 
@@ -29,19 +30,19 @@ type ClaimEntry struct {
 	Mounts []*api.Mount
 }
 
-// claimClass is the class of claims' entries.
+// claimClass is the CDI class of claims' entries.
 const claimClass = "claim"
 
-// ClaimName is the qualified name of the entry of the claim's device of that number. It is the
-// same for as long as the claim lives: the kubelet keeps it over restarts and reboots.
+// ClaimName returns the qualified name of the entry for the claim's device with that number. It
+// stays the same while the claim exists, because the kubelet keeps it across restarts and reboots.
 func ClaimName(uid string, device int) string {
 	return plugin.CDIName(claimClass, claimEntry(uid, device))
 }
 
 func claimEntry(uid string, device int) string { return uid + "-" + strconv.Itoa(device) }
 
-// Write makes the claim's entries, by the numbers of its devices, in the place of those that it
-// had. They are on disk when it returns.
+// Write replaces the claim's entries. They are keyed by the numbers of the claim's devices, and are
+// on disk when Write returns.
 func (s ClaimSpecs) Write(uid string, entries map[int]ClaimEntry) error {
 	var devices []specs.Device
 	for _, number := range slices.Sorted(maps.Keys(entries)) {
@@ -82,7 +83,7 @@ func (s ClaimSpecs) Remove(uid string) error {
 	return nil
 }
 
-// Keep removes the entries of all claims but these.
+// Keep removes the entries of all claims except these.
 func (s ClaimSpecs) Keep(uids []string) error {
 	any := s.file("*")
 	paths, err := filepath.Glob(any.path())
@@ -100,4 +101,10 @@ func (s ClaimSpecs) Keep(uids []string) error {
 	return errors.Join(errs...)
 }
 
-func (s ClaimSpecs) file(uid string) *file { return &file{dir: s.Dir, class: claimClass, claim: uid} }
+func (s ClaimSpecs) file(uid string) *file {
+	return &file{
+		dir:   s.Dir,
+		class: claimClass,
+		claim: uid,
+	}
+}

@@ -21,30 +21,30 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Driver is the Source that calls the driver, through nvcdi, which opens the driver for
-// each call and closes it again.
+// Driver is the Source that calls the driver through nvcdi, which opens and closes the driver for
+// each call.
 type Driver struct {
 	options DriverOptions
 	// library replaces the driver's library in tests; nil for the driver's.
 	library []nvcdi.Option
 }
 
-// NewDriver returns a Driver. There need not be a driver yet.
+// NewDriver returns a Driver. The driver need not be installed yet.
 func NewDriver(options DriverOptions) Driver { return Driver{options: options} }
 
 // Version implements Source.
 func (d Driver) Version() string {
 	roots := d.options.Find()
-	major, _ := d.options.Capabilities.Major() // 0 without MIG. It is another one when the driver is loaded again.
+	major, _ := d.options.Capabilities.Major() // 0 without MIG. It may change when the driver is reloaded.
 	return fmt.Sprint(roots, driverFingerprint(roots.Driver), major)
 }
 
-// Units implements Source. It makes one entry after the other, so that the failure of
-// one GPU does not cost another its entry.
+// Units implements Source. It makes the entries one by one, so that the failure of one GPU does not
+// affect the entries of others.
 //
-// A partition's entry is its GPU's, with the nodes of its capabilities by their numbers, as in
-// NVIDIA's DRA driver (cmd/gpu-kubelet-plugin/cdi.go): nvcdi's own entry leaves out the nodes that
-// nobody has made, and a runtime makes those that have numbers.
+// A partition's entry is its GPU's entry, plus the nodes of its capabilities with their device
+// numbers, as in NVIDIA's DRA driver (cmd/gpu-kubelet-plugin/cdi.go). nvcdi's own entry leaves out
+// nodes that do not exist yet, but a runtime creates nodes that are listed with their numbers.
 func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	roots := d.options.Find()
 	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(nvcdi.ModeNvml))...)
@@ -58,17 +58,19 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 		nodes, err := d.capabilities(u)
 		made := ofGPU[u.gpu.UUID]
 		if err == nil && made == nil {
-			if made, err = library.GetDeviceSpecsByID(u.gpu.UUID); err == nil {
+			made, err = library.GetDeviceSpecsByID(u.gpu.UUID)
+			if err == nil {
 				err = checkDeviceNodes(made, filepath.Join(roots.Dev, "dev"))
 			}
 		}
 		if err != nil {
-			problems = append(problems, fmt.Errorf("make the CDI entry of %s with the driver at %s: %w", u.id, roots.Driver, err))
+			problems = append(problems, fmt.Errorf("make the CDI entry of %s with the driver at %s: %w", u.id,
+				roots.Driver, err))
 			continue
 		}
 		ofGPU[u.gpu.UUID] = made
-		// Pods that were granted the unit by UUID and those that were granted it by index keep it
-		// when the strategy changes, or the driver's indexes, which nvcdi has.
+		// Each unit has an entry by UUID and one by index. A pod keeps its unit, granted by either
+		// name, when the strategy or the driver's indexes change. nvcdi uses these indexes.
 		for _, name := range []string{u.id, u.index} {
 			capabilities[name] = nodes
 			for _, entry := range made {
@@ -87,21 +89,24 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	made, err := d.finish(roots, plugin.CDIClass, devices, *edits.ContainerEdits)
 	if made != nil {
 		var notThere error
-		if made, notThere = d.onHost(made); notThere != nil {
+		made, notThere = d.onHost(made)
+		if notThere != nil {
 			problems = append(problems, notThere)
 		}
 	}
 	if made != nil {
-		// They have no path on the host, so they come after what gives the others one.
+		// These nodes have no path on the host, so they are added after the steps that handle host
+		// paths.
 		for i := range made.Devices {
 			device := &made.Devices[i]
-			device.ContainerEdits.DeviceNodes = slices.Concat(device.ContainerEdits.DeviceNodes, capabilities[device.Name])
+			device.ContainerEdits.DeviceNodes = slices.Concat(device.ContainerEdits.DeviceNodes,
+				capabilities[device.Name])
 		}
 	}
 	return made, errors.Join(append(problems, err)...)
 }
 
-// capabilities are the nodes of the partition's two capabilities; none for a whole GPU.
+// capabilities returns the nodes of the partition's two capabilities; none for a whole GPU.
 func (d Driver) capabilities(u unit) ([]*specs.DeviceNode, error) {
 	if u.partition == nil {
 		return nil, nil
@@ -127,10 +132,13 @@ func (d Driver) capabilities(u unit) ([]*specs.DeviceNode, error) {
 func (d Driver) Extra(class string) (*specs.Spec, error) {
 	roots := d.options.Find()
 	if class == plugin.IMEXClass {
-		// nvcdi makes none before the channel is there. 0 is the only one that a profile can ask for.
+		// nvcdi makes no entry before the channel exists. A profile can request only channel 0.
 		path := plugin.IMEXNode("0")
 		channel := &specs.DeviceNode{Path: path, HostPath: filepath.Join(roots.Dev, path)}
-		devices := []specs.Device{{Name: "0", ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{channel}}}}
+		devices := []specs.Device{{
+			Name:           "0",
+			ContainerEdits: specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{channel}},
+		}}
 		return d.finish(roots, class, devices, specs.ContainerEdits{})
 	}
 	library, err := nvcdi.New(append(d.common(roots), nvcdi.WithMode(nvcdi.Mode(class)))...)
@@ -153,8 +161,8 @@ func (d Driver) Extra(class string) (*specs.Spec, error) {
 	return made, err
 }
 
-// onHost is the spec without the entries whose files are not on the host; nil if there is none left.
-// The error says which files.
+// onHost returns the spec without the entries whose files are not on the host; nil if no entry is
+// left. The error names the missing files.
 func (d Driver) onHost(spec *specs.Spec) (*specs.Spec, error) {
 	if d.options.Mounts == nil {
 		return spec, nil
@@ -179,7 +187,7 @@ func (d Driver) onHost(spec *specs.Spec) (*specs.Spec, error) {
 }
 
 // memoryLimitsHook limits a container's GPU memory by its cgroup, from toolkit 1.20.1 and R615 on.
-// Nothing here sets limits, and a host with an older hook program would start no container.
+// Virgate sets no such limits, and a host with an older hook program would start no container.
 const memoryLimitsHook = "apply-cuda-memory-limits"
 
 func (d Driver) common(roots Roots) []nvcdi.Option {
@@ -199,9 +207,15 @@ func (d Driver) common(roots Roots) []nvcdi.Option {
 	}, d.library...)
 }
 
-// finish makes the spec, with the host's paths.
-func (d Driver) finish(roots Roots, class string, devices []specs.Device, edits specs.ContainerEdits) (*specs.Spec, error) {
-	made, err := spec.New(spec.WithVendor(plugin.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices), spec.WithEdits(edits))
+// finish makes the spec and translates its paths into the host's.
+func (d Driver) finish(
+	roots Roots,
+	class string,
+	devices []specs.Device,
+	edits specs.ContainerEdits,
+) (*specs.Spec, error) {
+	made, err := spec.New(spec.WithVendor(plugin.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices),
+		spec.WithEdits(edits))
 	if err != nil {
 		return nil, fmt.Errorf("make the CDI spec of %s: %w", class, err)
 	}
@@ -216,7 +230,7 @@ func (d Driver) finish(roots Roots, class string, devices []specs.Device, edits 
 	return newSpec(class, raw.Devices, raw.ContainerEdits)
 }
 
-// nvcdiLogger lowers the level of nvcdi's messages, which it repeats at each call.
+// nvcdiLogger lowers the level of nvcdi's messages, which are repeated at each call.
 type nvcdiLogger struct{ log *slog.Logger }
 
 func (l nvcdiLogger) Tracef(string, ...any) {}

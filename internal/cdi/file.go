@@ -19,20 +19,21 @@ import (
 // file is one spec on disk.
 type file struct {
 	dir, class string
-	// claim is the UID of the claim whose entries it has; empty for other files.
+	// claim is the UID of the claim to which the entries belong; empty for other files.
 	claim string
-	// spec is the file's content, or its last usable content; nil if there was none.
+	// spec is the file's current content, or its last usable content; nil if there was none.
 	spec *specs.Spec
-	// seen is the file as of when spec was read or written; nil without a usable file.
+	// seen is the file's info from when spec was read or written; nil without a usable file.
 	seen fs.FileInfo
-	// stale says that the file could not be replaced.
+	// stale is true if the file could not be replaced.
 	stale bool
 }
 
-// path is that of NVIDIA's plugin too: a runtime takes an entry in two files from neither.
+// path returns the same path as NVIDIA's plugin uses: a runtime accepts an entry from neither of
+// two files that have it.
 func (f *file) path() string { return filepath.Join(f.dir, f.name()) }
 
-// SpecPattern matches the names of all files that a Writer makes in its folder.
+// SpecPattern matches the names of all files that a Writer creates in its folder.
 const SpecPattern = plugin.CDIVendor + "-*.json"
 
 func (f *file) name() string {
@@ -42,9 +43,9 @@ func (f *file) name() string {
 	return cdilib.GenerateSpecName(plugin.CDIVendor, f.class) + ".json"
 }
 
-// refresh reads the file if it has changed, and says whether it may have to be written:
-// because it has changed, is missing, or is stale. An unusable file counts as missing,
-// and the error says why it is unusable.
+// refresh reads the file if it has changed. It reports whether the file may have to be written,
+// because it has changed, is missing or is stale. An unusable file counts as missing, and the error
+// says why it is unusable.
 func (f *file) refresh() (changed bool, err error) {
 	info, err := os.Stat(f.path())
 	if err == nil && same(info, f.seen) {
@@ -91,13 +92,13 @@ func (f *file) update(spec *specs.Spec) error {
 	return nil
 }
 
-// write has the CDI library validate and write the spec in a temporary folder, and then
-// moves it into place, so a runtime sees either the old file or the new one, complete
-// and readable. The library alone would leave a file behind each time that the disk is
-// full, and makes files that only root can read.
+// write has the CDI library validate and write the spec in a temporary folder, and then moves the
+// file into place. A runtime therefore sees either the old file or the new one, complete and
+// readable. The library alone would leave a file behind each time the disk is full, and it creates
+// files that only root can read.
 //
-// Each call has a folder of its own because another Virgate may be writing too. info is
-// that of this call's file, even if the other has replaced it since.
+// Each call uses a folder of its own because another Virgate process may be writing too. info
+// describes this call's file, even if the other process has replaced it since.
 func (f *file) write(spec *specs.Spec) (info fs.FileInfo, err error) {
 	if err := os.MkdirAll(f.dir, 0o755); err != nil {
 		return nil, err
@@ -115,11 +116,12 @@ func (f *file) write(spec *specs.Spec) (info fs.FileInfo, err error) {
 		return nil, err
 	}
 	made, beside := filepath.Join(folder, f.name()), folder+".tmp"
-	// Runtimes and tools that are not root read specs too.
+	// Runtimes and tools that do not run as root also read specs.
 	if err := os.Chmod(made, 0o644); err != nil {
 		return nil, err
 	}
-	if info, err = os.Stat(made); err != nil {
+	info, err = os.Stat(made)
+	if err != nil {
 		return nil, err
 	}
 	// Older runtimes notice a new file only if it was renamed within the folder.
@@ -133,8 +135,8 @@ func (f *file) write(spec *specs.Spec) (info fs.FileInfo, err error) {
 	return info, nil
 }
 
-// withoutPath removes the name of a temporary file from an error, so that the same
-// failure has the same text each time.
+// withoutPath removes the name of a temporary file from an error, so that the same failure always
+// has the same text.
 func withoutPath(err error) error {
 	if path := (*fs.PathError)(nil); errors.As(err, &path) {
 		return path.Err
@@ -145,18 +147,18 @@ func withoutPath(err error) error {
 	return err
 }
 
-// specFiles are CDI specs that others have written, by path.
+// specFiles holds the CDI specs of other programs, by path.
 type specFiles map[string]specFile
 
-// specFile is a spec as of when it was read.
+// specFile is a spec as it was when it was read.
 type specFile struct {
 	info fs.FileInfo
-	// entries say by qualified name what hardware an entry gives; see hardwareOf.
+	// entries holds the hardware that each entry gives, by qualified name; see hardwareOf.
 	entries map[string][]string
 }
 
-// refresh reads the files in the folders that are new or have changed, other than own.
-// A file that is not a spec has no entries.
+// refresh reads the new and changed files in the folders, except own. A file that is not a spec has
+// no entries.
 func (s *specFiles) refresh(own map[string]bool, dirs ...string) {
 	before := *s
 	*s = specFiles{}
@@ -189,23 +191,25 @@ func readEntries(path string) map[string][]string {
 	entries := make(map[string][]string, len(spec.Devices))
 	common := hardwareOf(spec.ContainerEdits)
 	for _, device := range spec.Devices {
-		entries[parser.QualifiedName(spec.GetVendor(), spec.GetClass(), device.Name)] = slices.Concat(common, hardwareOf(device.ContainerEdits))
+		entries[parser.QualifiedName(spec.GetVendor(), spec.GetClass(), device.Name)] = slices.Concat(common,
+			hardwareOf(device.ContainerEdits))
 	}
 	return entries
 }
 
-// entry says what hardware the entry gives, and whether a file has it.
+// entry returns the hardware that the entry gives, and whether a file has the entry.
 func (s *specFiles) entry(name string) (hardware []string, found bool) {
 	for _, file := range *s {
-		if hardware, found = file.entries[name]; found {
+		hardware, found = file.entries[name]
+		if found {
 			break
 		}
 	}
 	return hardware, found
 }
 
-// filter returns the names that no file has, and an error with the first that one has:
-// the CDI library rejects an entry that is in two files of one folder.
+// filter returns the names that no file has, and an error for the first name that one has: the CDI
+// library rejects an entry that two files of one folder have.
 func (s *specFiles) filter(names []string) ([]string, error) {
 	var err error
 	names = slices.DeleteFunc(names, func(name string) bool {

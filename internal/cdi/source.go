@@ -18,30 +18,30 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// Source makes specs for the current hardware. A Writer calls it from one goroutine; it
-// may call the driver and block.
+// Source makes specs for the current hardware. A Writer calls it from one goroutine. It may call
+// the driver and block.
 type Source interface {
-	// Version changes when the same GPUs need another spec because another driver was
-	// installed. It is called often and must be quick.
+	// Version changes when the same GPUs need a different spec because another driver was
+	// installed. It is called often and must be fast.
 	Version() string
-	// Units returns the spec of the GPUs and partitions. Each has two entries, by UUID
-	// and by index. The error says which entries could not be made; the spec has the
-	// others, and is nil if there are none.
+	// Units returns the spec of the GPUs and partitions. Each has two entries, one by UUID and one
+	// by index. The error says which entries could not be made. The spec has the others, and is nil
+	// if there are none.
 	Units(gpus []sharing.GPU) (*specs.Spec, error)
-	// Extra returns the spec of one of the classes of sharing.Grants.Extras, with one
-	// entry, "all", or an error if the node has no such device; or that of plugin.IMEXClass
-	// with channel 0, whether or not the node has it.
+	// Extra returns the spec of one of the classes of sharing.Grants.Extras, with the single entry
+	// "all", or an error if the node has no such device. For plugin.IMEXClass it returns a spec
+	// with channel 0, whether or not the node has that channel.
 	Extra(class string) (*specs.Spec, error)
 }
 
-// Guarded is a Source that opens all GPUs to make their specs, which Open allows by calling
-// use, or refuses.
+// Guarded is a Source that opens all GPUs to make their specs. Open decides: it calls use, which
+// opens them, or it returns an error.
 type Guarded struct {
 	Source
 	Open func(use func()) error
 }
 
-// Units returns Open's error where it refuses.
+// Units implements Source. If Open refuses, it returns Open's error.
 func (g Guarded) Units(gpus []sharing.GPU) (spec *specs.Spec, err error) {
 	if refused := g.Open(func() { spec, err = g.Source.Units(gpus) }); refused != nil {
 		return nil, &refusal{refused}
@@ -49,16 +49,16 @@ func (g Guarded) Units(gpus []sharing.GPU) (spec *specs.Spec, err error) {
 	return spec, err
 }
 
-// refusal is an error of Open, which costs nothing and may be over the next moment.
+// refusal is an error of Open. It costs nothing, so the Writer may try again at once.
 type refusal struct{ error }
 
 func (r *refusal) Unwrap() error { return r.error }
 
-// Aliased is a Source whose spec has one more entry for each unit, by the name that Alias gives
-// it: claims of DRA are given those, which are the same after a reboot.
+// Aliased is a Source whose spec has one more entry for each unit, under the name that Alias gives
+// it. DRA claims use these names, because they are the same after a reboot.
 type Aliased struct {
 	Source
-	// Alias is the name of the unit with this UUID; empty for none.
+	// Alias returns the units' alternative names, by UUID; empty for none.
 	Alias func(gpus []sharing.GPU) map[string]string
 }
 
@@ -71,7 +71,11 @@ func (a Aliased) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	devices, aliases := slices.Clone(spec.Devices), a.Alias(gpus)
 	for _, d := range spec.Devices {
 		if alias := aliases[d.Name]; alias != "" {
-			devices = append(devices, specs.Device{Name: alias, Annotations: d.Annotations, ContainerEdits: d.ContainerEdits})
+			devices = append(devices, specs.Device{
+				Name:           alias,
+				Annotations:    d.Annotations,
+				ContainerEdits: d.ContainerEdits,
+			})
 		}
 	}
 	aliased, failed := newSpec(plugin.CDIClass, devices, spec.ContainerEdits)
@@ -86,24 +90,35 @@ type unit struct {
 	partition *sharing.Partition
 }
 
-// units are what needs entries. A GPU with MIG enabled runs nothing itself, and has none.
+// units returns the units that need entries. A GPU with MIG enabled runs nothing itself, and has
+// none.
 func units(gpus []sharing.GPU) []unit {
 	var all []unit
 	for _, g := range gpus {
 		index := strconv.Itoa(g.Index)
 		if !g.MIG {
-			all = append(all, unit{id: g.UUID, index: index, gpu: g})
+			all = append(all, unit{
+				id:    g.UUID,
+				index: index,
+				gpu:   g,
+			})
 			continue
 		}
 		for i := range g.Partitions {
 			p := &g.Partitions[i]
-			all = append(all, unit{id: p.UUID, index: index + ":" + strconv.Itoa(p.Index), gpu: g, partition: p})
+			all = append(all, unit{
+				id:        p.UUID,
+				index:     index + ":" + strconv.Itoa(p.Index),
+				gpu:       g,
+				partition: p,
+			})
 		}
 	}
 	return all
 }
 
-// fingerprint changes when the GPUs need another spec. Health is not part of it.
+// fingerprint returns a text that changes when the GPUs need a different spec. Health is not part
+// of it.
 func fingerprint(gpus []sharing.GPU) string {
 	var lines []string
 	for _, u := range units(gpus) {
@@ -117,15 +132,21 @@ func fingerprint(gpus []sharing.GPU) string {
 	return strings.Join(lines, "\n")
 }
 
-// newSpec makes a spec with sorted entries. Of two entries with one name it has the
-// first. It is nil without entries, which a spec must have.
+// newSpec returns a spec with sorted entries. If two entries have the same name, it keeps the
+// first. It returns nil without entries, because a spec must have one.
 func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (*specs.Spec, error) {
 	if len(devices) == 0 {
 		return nil, nil
 	}
-	devices = slices.SortedStableFunc(slices.Values(devices), func(a, b specs.Device) int { return cmp.Compare(a.Name, b.Name) })
+	devices = slices.SortedStableFunc(slices.Values(devices),
+		func(a, b specs.Device) int { return cmp.Compare(a.Name, b.Name) })
 	devices = slices.CompactFunc(devices, func(a, b specs.Device) bool { return a.Name == b.Name })
-	spec := &specs.Spec{Version: specs.CurrentVersion, Kind: plugin.CDIVendor + "/" + class, Devices: devices, ContainerEdits: edits}
+	spec := &specs.Spec{
+		Version:        specs.CurrentVersion,
+		Kind:           plugin.CDIVendor + "/" + class,
+		Devices:        devices,
+		ContainerEdits: edits,
+	}
 	version, err := specs.MinimumRequiredVersion(spec)
 	if err != nil {
 		return nil, fmt.Errorf("tell the version of spec %s: %w", spec.Kind, err)
@@ -134,12 +155,13 @@ func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (
 	return spec, nil
 }
 
-// Simulated is the Source of a simulated node. Like the driver's its entries have device
-// nodes with their numbers, so a runtime can inject them; there are no libraries.
+// Simulated is the Source of a simulated node. Like the driver's, its entries have device nodes
+// with their numbers, so that a runtime can inject them. There are no libraries.
 type Simulated struct{}
 
-// The major numbers of NVIDIA's kernel modules: 195 from Linux'
-// Documentation/admin-guide/devices.txt, the others examples of what is assigned at run time.
+// The major numbers of NVIDIA's kernel modules: 195 is from Linux'
+// Documentation/admin-guide/devices.txt; the others are examples of numbers that are assigned at
+// run time.
 const (
 	majorNVIDIA = 195
 	majorUVM    = 511
@@ -165,10 +187,12 @@ func (Simulated) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 			}
 		}
 		edits := specs.ContainerEdits{DeviceNodes: nodes}
-		devices = append(devices, specs.Device{Name: u.id, ContainerEdits: edits}, specs.Device{Name: u.index, ContainerEdits: edits})
+		devices = append(devices, specs.Device{Name: u.id, ContainerEdits: edits},
+			specs.Device{Name: u.index, ContainerEdits: edits})
 	}
 	return newSpec(plugin.CDIClass, devices, specs.ContainerEdits{
-		// As in NVIDIA's specs: its runtime must not add devices for the image's variables.
+		// As in NVIDIA's specs: NVIDIA's runtime must not add devices because of the image's
+		// variables.
 		Env: []string{"NVIDIA_VISIBLE_DEVICES=void"},
 		DeviceNodes: []*specs.DeviceNode{
 			node("/dev/nvidia-modeset", majorNVIDIA, 254), node("/dev/nvidia-uvm", majorUVM, 0),
@@ -188,51 +212,59 @@ func (Simulated) Extra(class string) (*specs.Spec, error) {
 }
 
 func node(path string, major, minor int) *specs.DeviceNode {
-	return &specs.DeviceNode{Path: path, Type: "c", Major: int64(major), Minor: int64(minor)}
+	return &specs.DeviceNode{
+		Path:  path,
+		Type:  "c",
+		Major: int64(major),
+		Minor: int64(minor),
+	}
 }
 
-// capabilityMinor is the minor number of a GPU instance's capability; those of its
-// compute instances follow. As in the driver's /proc/driver/nvidia-caps/mig-minors they
+// capabilityMinor returns the minor number of a GPU instance's capability; the numbers of its
+// compute instances follow. As in the driver's /proc/driver/nvidia-caps/mig-minors, the numbers
 // start at 3, and each GPU has 15 GPU instances with 8 compute instances each.
 func capabilityMinor(gpu, gi int) int {
 	const first, instances, computes = 3, 15, 8
 	return first + (gpu*instances+gi)*(1+computes)
 }
 
-// DriverOptions say where the driver is. A spec has the host's paths, and is made from
+// DriverOptions says where the driver is. A spec contains the host's paths, but it is made from
 // files that may be mounted elsewhere for this process.
 type DriverOptions struct {
-	// Find returns where this process finds the driver and its dev. It is called each
-	// time, because a driver may be installed after this program was started.
+	// Find returns where this process finds the driver and its dev. It is called each time, because
+	// a driver may be installed after this program has started.
 	Find func() Roots
-	// Host is where they are on the host.
+	// Host is where the driver and its dev are on the host.
 	Host Roots
-	// Mounts are the folders of the host that this process sees, of which the first that has a path
-	// counts. Files in no such folder are taken to be there; so are all of them with nil.
+	// Mounts returns the host's folders that this process sees; the first one that contains a path
+	// applies. A file in none of them is assumed to exist. If Mounts is nil, all files are.
 	Mounts func() []Mount
-	// Capabilities tell the device nodes of partitions.
+	// Capabilities reads the device nodes of partitions.
 	Capabilities migcaps.Reader
-	// HookPath is the program on the host that specs have as hook:
+	// HookPath is the hook program that specs name, by its path on the host:
 	// "/usr/bin/nvidia-cdi-hook".
 	HookPath string
 	// Features are nvcdi's feature flags.
 	Features []string
-	// DisabledHooks are the hooks that specs leave out, by nvcdi's names; "all" is every one.
+	// DisabledHooks are the hooks that specs leave out, by nvcdi's names; "all" disables every
+	// hook.
 	DisabledHooks []string
 	Logger        *slog.Logger
 }
 
-// Roots are the folder with the driver and that with its dev, which are often the same.
+// Roots are the folder with the driver and the folder with its dev; often they are the same.
 type Roots struct{ Driver, Dev string }
 
 // ErrNoDriver is the error of a Driver in a program without cgo, which nvcdi needs.
-var ErrNoDriver = errors.New("this program was built without cgo and cannot make CDI specs of a real driver; use another deviceListStrategy than cdi-annotations and cdi-cri, or a program with cgo")
+var ErrNoDriver = errors.New(
+	"this program was built without cgo and cannot make CDI specs of a real driver; use another deviceListStrategy " +
+		"than cdi-annotations and cdi-cri, or a program with cgo")
 
-// libraryName is the library in whose folder the driver's others are.
+// libraryName is the library that identifies the folder of the driver's libraries.
 const libraryName = "libnvidia-ml.so.1"
 
-// libraryFolder is the first of the usual folders below the root that has the driver's libraries;
-// empty if none has.
+// libraryFolder returns the first of the usual folders below the root that has the driver's
+// libraries; empty if none has.
 func libraryFolder(root string) string {
 	for _, folder := range driverroot.LibraryFolders() {
 		if _, err := os.Lstat(filepath.Join(root, folder, libraryName)); err == nil {
@@ -242,9 +274,9 @@ func libraryFolder(root string) string {
 	return ""
 }
 
-// driverFingerprint changes when a file is installed or removed in the folder of the
-// driver's libraries, whose names, with the driver's version, are in the spec. It is
-// empty if they are in none of the usual folders.
+// driverFingerprint returns a text that changes when a file is installed or removed in the folder
+// of the driver's libraries. The spec contains the names of these libraries, with the driver's
+// version. The text is empty if the libraries are in none of the usual folders.
 func driverFingerprint(root string) string {
 	path := filepath.Join(root, libraryFolder(root), libraryName)
 	library, err := os.Lstat(path)
@@ -258,9 +290,9 @@ func driverFingerprint(root string) string {
 	return fmt.Sprintf("%s %d %d", path, library.ModTime().UnixNano(), around.ModTime().UnixNano())
 }
 
-// checkDeviceNodes checks that each entry has the device node of its GPU. nvcdi leaves
-// out nodes that are missing in dev and only logs that. A container would start without
-// its GPU, and an empty entry makes the whole spec invalid.
+// checkDeviceNodes checks that each entry has the device node of its GPU. nvcdi leaves out nodes
+// that are missing in dev and only logs that. Without the check, a container would start without
+// its GPU, and an empty entry would make the whole spec invalid.
 func checkDeviceNodes(entries []specs.Device, dev string) error {
 	for _, entry := range entries {
 		if !slices.ContainsFunc(entry.ContainerEdits.DeviceNodes, func(node *specs.DeviceNode) bool {

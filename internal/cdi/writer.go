@@ -1,19 +1,17 @@
-// Package cdi keeps the node's CDI specs, which tell a container runtime what a
-// container with a GPU or a partition needs: device nodes, the driver's libraries,
-// hooks. The contents come from NVIDIA's library nvcdi through Driver, or on a
-// simulated node from Simulated. The container-device-interface library reads,
-// validates and writes specs.
+// Package cdi maintains the node's CDI specs, which tell a container runtime what a container with
+// a GPU or a partition needs: device nodes, the driver's libraries, hooks. The contents come from
+// NVIDIA's library nvcdi through Driver, or from Simulated on a simulated node. The
+// container-device-interface library reads, validates and writes specs.
 //
-// Entries and files are named as by NVIDIA's device plugin, so a container can restart
-// after either plugin has replaced the other. An entry outlives its unit for as long as
-// a running pod may need it, because containers restart with the response that they
-// were given once.
+// Entries and files have the same names as in NVIDIA's device plugin, so a container can restart
+// after either plugin has replaced the other. An entry outlives its unit while a running pod may
+// need it, because a container restarts with the response that it first got.
 //
-// Claims reads the specs of others: they say which GPUs containers have through DRA.
+// Claims reads the specs of other programs to find which GPUs containers have through DRA.
 //
-// The package allocates nothing and watches nothing; its caller says when to check the
-// files. Read writer.go first, then source.go (which entries there are), file.go (how
-// they are written) and driver_cgo.go (what nvcdi is asked); claims.go is by itself.
+// The package allocates nothing and watches nothing; its caller decides when to check the files.
+// Read writer.go first, then source.go (which entries there are), file.go (how they are written)
+// and driver_cgo.go (how nvcdi is called). claims.go is independent of them.
 package cdi
 
 import (
@@ -34,7 +32,7 @@ import (
 
 // Holders knows which devices pods hold.
 type Holders interface {
-	// Held returns an error rather than an incomplete answer.
+	// Held returns an error instead of an incomplete answer.
 	Held(ctx context.Context) ([]sharing.Allocation, error)
 }
 
@@ -43,18 +41,18 @@ type Options struct {
 	// Dir is the folder in which runtimes look for specs: "/var/run/cdi".
 	Dir    string
 	Source Source
-	// Holders knows which units must keep their entries; with nil, all do.
+	// Holders knows which units must keep their entries; if nil, all do.
 	Holders Holders
-	// Retry is the time until a source that failed is called again; 10 s when zero.
+	// Retry is the delay before a failed source is called again; 10 s when zero.
 	Retry  time.Duration
 	Logger *slog.Logger
 }
 
-// retention is how long the entry of a unit that is gone remains at least. It is for
+// retention is the shortest time for which the entry of a unit that is gone remains. It protects
 // containers that are just being created.
 const retention = 10 * time.Minute
 
-// Writer keeps the specs in a folder. It is for one goroutine.
+// Writer maintains the specs in a folder. It must be used from one goroutine.
 type Writer struct {
 	options Options
 	log     *slog.Logger
@@ -62,19 +60,19 @@ type Writer struct {
 	units   *generated
 	extras  map[string]*generated
 	others  specFiles
-	// goneSince is when the unit of an entry was first missing, by entry.
+	// goneSince is when an entry's unit was first missing, by entry.
 	goneSince map[string]time.Time
-	// holdersAsked is when those entries were last checked.
+	// holdersAsked is when the holders of those entries were last checked.
 	holdersAsked time.Time
 }
 
 // generated is a spec from the source, and its file.
 type generated struct {
 	file file
-	// inputs are those that spec was made for, version the source's version then.
+	// inputs and version are the inputs and the source's version for which spec was made.
 	inputs, version string
 	spec            *specs.Spec
-	// err says what is missing in spec, which is made again at retryAt.
+	// err says what spec lacks; the source is called again at retryAt.
 	err     error
 	retryAt time.Time
 }
@@ -83,18 +81,21 @@ type generated struct {
 func NewWriter(options Options) *Writer {
 	options.Retry = cmp.Or(options.Retry, 10*time.Second)
 	return &Writer{
-		options: options, log: options.Logger.With("component", "cdi"), now: time.Now,
-		units: &generated{file: file{dir: options.Dir, class: plugin.CDIClass}}, extras: map[string]*generated{},
+		options: options,
+		log:     options.Logger.With("component", "cdi"),
+		now:     time.Now,
+		units:   &generated{file: file{dir: options.Dir, class: plugin.CDIClass}},
+		extras:  map[string]*generated{},
 	}
 }
 
-// Write makes sure that the specs have entries for the GPUs, their partitions and the
-// extra classes, and returns the qualified names of all entries that a runtime finds in
-// the files, sorted by class and name. It calls the source only if the GPUs or its
-// version have changed, or if it failed the last time.
+// Write makes sure that the specs have entries for the GPUs, their partitions and the extra
+// classes. It returns the qualified names of all entries that a runtime finds in the files, sorted
+// by class and name, even with an error. It calls the source only if the GPUs or the source's
+// version have changed, or if the source failed the last time.
 //
-// The error says what is missing; names are valid with an error too. An entry of a unit
-// of this node remains as it is if the source cannot make it again.
+// The error says what is missing. If the source cannot make an entry of one of this node's units
+// again, the old entry remains.
 func (w *Writer) Write(ctx context.Context, gpus []sharing.GPU, extras []string) (names []string, err error) {
 	errs := []error{w.writeUnits(ctx, gpus)}
 	names = qualified(w.units.file)
@@ -114,7 +115,7 @@ func (w *Writer) Write(ctx context.Context, gpus []sharing.GPU, extras []string)
 	return names, errors.Join(append(errs, err)...)
 }
 
-// qualified are the qualified names of the file's entries.
+// qualified returns the qualified names of the file's entries.
 func qualified(f file) []string {
 	if f.seen == nil || f.spec == nil {
 		return nil
@@ -150,8 +151,8 @@ func (w *Writer) writeExtra(g *generated) error {
 	return w.replace(&g.file, g.spec, unusable)
 }
 
-// replace writes the file, which is stale until that succeeds, and logs what was wrong
-// with an unusable one before it.
+// replace writes the file, and marks it as stale if that fails. When it has replaced an unusable
+// file, it logs what was wrong with that file.
 func (w *Writer) replace(f *file, spec *specs.Spec, unusable error) error {
 	err := f.update(spec)
 	f.stale = err != nil
@@ -161,14 +162,16 @@ func (w *Writer) replace(f *file, spec *specs.Spec, unusable error) error {
 	return err
 }
 
-// generate calls the source if the inputs or its version have changed or it failed the
-// last time, and says whether it has.
+// generate calls the source if the inputs or the source's version have changed, or if it failed the
+// last time and its retry is due. It reports whether it called the source.
 func (w *Writer) generate(g *generated, inputs string, source func() (*specs.Spec, error)) bool {
 	now, version := w.now(), w.options.Source.Version()
 	if g.inputs == inputs && g.version == version && (g.err == nil || now.Before(g.retryAt)) {
 		return false
 	}
-	g.inputs, g.version, g.retryAt = inputs, version, now.Add(w.options.Retry)
+	g.inputs = inputs
+	g.version = version
+	g.retryAt = now.Add(w.options.Retry)
 	g.spec, g.err = source()
 	if _, refused := errors.AsType[*refusal](g.err); refused {
 		g.retryAt = now
@@ -176,16 +179,16 @@ func (w *Writer) generate(g *generated, inputs string, source func() (*specs.Spe
 	return true
 }
 
-// holdersInterval is the time between two checks who holds units that are gone.
+// holdersInterval is the time between two checks of which pods hold units that are gone.
 const holdersInterval = time.Minute
 
-// retainer returns which entries of the spec remain besides those that the source has
-// made: those of units that the node still has, or that a pod may hold.
+// retainer returns a function that reports whether an entry of the spec remains although the source
+// has not made it: it does if the node still has the unit, or if a pod may hold it.
 //
-// An entry by index remains only for the retention time, because the index soon names
-// another unit, which users of indexes accept. If that unit has no entry yet, the index
-// has none: the old entry would give a container the wrong unit. So would an entry with
-// another device node than the GPU has now.
+// An entry by index remains only for the retention time, because the index soon names another unit,
+// which users of indexes accept. If that unit has no entry yet, the index has none either: the old
+// entry would give a container the wrong unit. The same is true of an entry whose device node is
+// not the GPU's current one.
 func (w *Writer) retainer(ctx context.Context, gpus []sharing.GPU, spec *specs.Spec) func(name string) bool {
 	now := w.now()
 	w.holdersAsked = now
@@ -197,9 +200,10 @@ func (w *Writer) retainer(ctx context.Context, gpus []sharing.GPU, spec *specs.S
 	}
 	present := map[string]bool{}
 	for _, u := range units(gpus) {
-		// After a change of MIG mode an old device node may be another GPU's.
+		// After a change of MIG mode, an old device node may belong to another GPU.
 		path := fmt.Sprintf("/dev/nvidia%d", u.gpu.Minor)
-		own := u.gpu.Minor < 0 || slices.ContainsFunc(edits[u.id].DeviceNodes, func(n *specs.DeviceNode) bool { return n.Path == path })
+		own := u.gpu.Minor < 0 || slices.ContainsFunc(edits[u.id].DeviceNodes,
+			func(n *specs.DeviceNode) bool { return n.Path == path })
 		present[u.id], present[u.index] = own, own && reflect.DeepEqual(edits[u.id], edits[u.index])
 	}
 	before := w.goneSince
@@ -221,8 +225,8 @@ func (w *Writer) retainer(ctx context.Context, gpus []sharing.GPU, spec *specs.S
 	}
 }
 
-// held returns a function that says whether a pod may hold a unit, which is always true
-// if the holders are unknown.
+// held returns a function that reports whether a pod may hold a unit. The function always returns
+// true if the holders are unknown.
 func (w *Writer) held(ctx context.Context) func(unit string) bool {
 	var allocations []sharing.Allocation
 	err := errors.ErrUnsupported
@@ -236,7 +240,8 @@ func (w *Writer) held(ctx context.Context) func(unit string) bool {
 	return func(unit string) bool { return len(holders[unit]) > 0 }
 }
 
-// merge adds to made the entries of before that it lacks and keep wants. Nil is no spec.
+// merge adds to made the entries of before that made lacks and keep accepts. A nil spec has no
+// entries.
 func merge(class string, made, before *specs.Spec, keep func(name string) bool) (*specs.Spec, error) {
 	if before == nil {
 		before = &specs.Spec{}

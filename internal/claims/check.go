@@ -11,30 +11,30 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Cause is why a claim does not get its devices, in one word, for metrics.
+// Cause is why a claim does not get its devices, as one word, for metrics.
 type Cause string
 
 // The causes of refusals.
 const (
-	// NoDevice is a device that the node does not have now, InPlugin one that the device plugin
-	// still offers, InUse one that a pod has otherwise, Taken one that another claim has.
+	// NoDevice means that the node does not have the device now, InPlugin that the device plugin
+	// still offers it, InUse that a pod has it in another way, Taken that another claim has it.
 	NoDevice Cause = "no_device"
 	InPlugin Cause = "device_plugin"
 	InUse    Cause = "in_use"
 	Faulty   Cause = "unhealthy"
 	Taken    Cause = "taken"
-	// TooMany are more shares than there are.
+	// TooMany means that the claim asks for more shares than there are.
 	TooMany Cause = "too_many"
-	// NotMade is a partition that could not be made for the claim.
+	// NotMade means that a partition could not be made for the claim.
 	NotMade Cause = "not_made"
-	// Unread is a claim, or what the kubelet holds, that cannot be read; NotServing a program
-	// that does not serve; Unwritten a state file that takes nothing.
+	// Unread means that the claim, or what the kubelet holds, cannot be read, NotServing that this
+	// program does not serve claims, Unwritten that the state file cannot be written.
 	Unread     Cause = "unread"
 	NotServing Cause = "not_serving"
 	Unwritten  Cause = "state_not_written"
 )
 
-// Causes are all of them.
+// Causes returns all causes.
 func Causes() []Cause {
 	return []Cause{NoDevice, InPlugin, InUse, Faulty, Taken, TooMany, NotMade, Unread, NotServing, Unwritten}
 }
@@ -50,8 +50,8 @@ func refuse(cause Cause, format string, args ...any) error {
 	return refusal{fmt.Errorf(format, args...), cause}
 }
 
-// CauseOf is why Prepare or Unprepare failed. An error that is not this package's is of who
-// reads the claim for it.
+// CauseOf returns why Prepare or Unprepare failed. An error from outside this package comes from
+// the caller that reads the claim, so it is Unread.
 func CauseOf(err error) Cause {
 	if r, ok := errors.AsType[refusal](err); ok {
 		return r.cause
@@ -59,12 +59,12 @@ func CauseOf(err error) Cause {
 	return Unread
 }
 
-// check says why the claim may not have its devices, nil if it may. Units are the node's by
-// place, others holders of units that are not claims of this table, by unit's UUID: pods of the
-// device plugin and of other drivers.
+// check returns why the claim may not have its devices; nil if it may. units are the node's units
+// by place. others are the holders of units that are not claims of this table, by the unit's UUID:
+// pods of the device plugin and of other drivers.
 //
-// A device that is not offered any more, or not in that way, is fine as long as its unit is
-// DRA's and free: the scheduler gave it away before it knew, and the pod would wait for ever.
+// A device that is no longer offered, or not in that way, is acceptable while its unit is DRA's and
+// free. The scheduler allocated it before it knew, and the pod would otherwise wait forever.
 func (k kept) check(c dra.Claim, units map[string]Unit, others map[string]string, mode ModeFault) error {
 	if len(c.Results) == 0 {
 		return refuse(NoDevice, "claim %s has no device of this driver", c)
@@ -81,7 +81,9 @@ func (k kept) check(c dra.Claim, units map[string]Unit, others map[string]string
 			continue
 		}
 		if path := k.Paths[cmp.Or(unit.With, unit.Place)]; !path.ByDRA() {
-			return refuse(InPlugin, "claim %s: %s is offered by the device plugin, which gives it up for this claim as soon as no pod has it", c, r.Device)
+			return refuse(InPlugin,
+				"claim %s: %s is offered by the device plugin, which gives it up for this claim as soon as no "+
+					"pod has it", c, r.Device)
 		}
 		if holder := others[unit.ID]; unit.ID != "" && holder != "" {
 			return refuse(InUse, "claim %s: %s still has %s", c, holder, r.Device)
@@ -99,15 +101,16 @@ func (k kept) check(c dra.Claim, units map[string]Unit, others map[string]string
 	return nil
 }
 
-// fits says which claims have what the unit would have to be made of: partitions that overlap,
-// or the whole GPU.
+// fits returns an error naming a claim that has hardware from which the unit would have to be made:
+// partitions that overlap, or the whole GPU.
 func (k kept) fits(c dra.Claim, r dra.Result, unit Unit, units map[string]Unit) error {
 	if unit.With == "" {
 		return nil
 	}
 	counted, left := map[string]bool{}, maps.Clone(unit.Has)
 	take := func(u Unit) (ok bool) {
-		if ok = true; !counted[u.Place] {
+		ok = true
+		if !counted[u.Place] {
 			counted[u.Place] = true
 			for name, n := range u.Takes {
 				left[name] -= n
@@ -123,18 +126,19 @@ func (k kept) fits(c dra.Claim, r dra.Result, unit Unit, units map[string]Unit) 
 				continue
 			}
 			taken, known := units[has.Place()]
-			if !known { // Nobody knows which part of the GPU that was.
+			if !known { // It is unknown which part of the GPU that was.
 				return refuse(Taken, "claim %s: claim %s still has %s", c, other, has.Device)
 			}
 			if !take(taken) {
-				return refuse(Taken, "claim %s: claim %s has %s, beside which the GPU has no room for %s", c, other, has.Device, r.Device)
+				return refuse(Taken, "claim %s: claim %s has %s, beside which the GPU has no room for %s", c, other,
+					has.Device, r.Device)
 			}
 		}
 	}
 	return nil
 }
 
-// there says which device of the claim the node does not have.
+// there returns an error naming a device of the claim that the node does not have.
 func (kept) there(c dra.Claim, units map[string]Unit) error {
 	for _, r := range c.Results {
 		if _, known := units[r.Place()]; !known {
@@ -144,7 +148,8 @@ func (kept) there(c dra.Claim, units map[string]Unit) error {
 	return nil
 }
 
-// room says which other claim is in the way.
+// room returns an error if another claim is in the way, if too few shares are left, or if the claim
+// has the unit twice.
 func (k kept) room(c dra.Claim, r dra.Result, unit Unit) error {
 	shared := dra.ModeOf(r.Device) != sharing.Exclusive
 	taken := int64(0)
@@ -160,7 +165,8 @@ func (k kept) room(c dra.Claim, r dra.Result, unit Unit) error {
 		}
 	}
 	if !shared {
-		if slices.ContainsFunc(c.Results, func(o dra.Result) bool { return o != r && !o.Admin && o.Place() == unit.Place }) {
+		if slices.ContainsFunc(c.Results,
+			func(o dra.Result) bool { return o != r && !o.Admin && o.Place() == unit.Place }) {
 			return refuse(TooMany, "claim %s has %s twice", c, r.Device)
 		}
 		return nil
@@ -180,9 +186,10 @@ func (k kept) room(c dra.Claim, r dra.Result, unit Unit) error {
 	return nil
 }
 
-// oneDaemon refuses what would give a container shares by MPS of two units: it has the variables
-// of one daemon, and its programs would never see the other unit. A container has what all
-// requests of a claim are given, unless it names one of them, which nobody tells.
+// oneDaemon refuses a claim that would give a container MPS shares of two units. The container has
+// the variables of only one daemon, and its programs would never see the other unit. A container
+// gets the devices of all requests of a claim, unless it names one of them, which is not known
+// here.
 func oneDaemon(c dra.Claim) error {
 	of := map[string]string{}
 	for _, r := range c.Results {
@@ -194,7 +201,9 @@ func oneDaemon(c dra.Claim) error {
 			request = r.Request
 		}
 		if first, two := of[request]; two && dra.PlaceOf(first) != r.Place() {
-			return fmt.Errorf("claim %s has shares by MPS of two units, %s and %s: a program talks to the daemon of one, so a container's shares must be of one unit", c, first, r.Device)
+			return fmt.Errorf(
+				"claim %s has shares by MPS of two units, %s and %s: a program talks to the daemon of one, so a "+
+					"container's shares must be of one unit", c, first, r.Device)
 		}
 		of[request] = r.Device
 	}

@@ -1,12 +1,12 @@
-// Package claims is the one table of what this node has by Dynamic Resource Allocation: which
-// units are offered so, and which ResourceClaims have them.
+// Package claims is the table of what DRA manages on this node: which units it offers, and which
+// ResourceClaims have them.
 //
-// A unit, a whole GPU or a partition, is offered by the device plugin or by DRA, never by
-// both. Which of them it is, its Path, and the claims are on disk before they have an effect.
-// The table answers the kubelet's Prepare and Unprepare, and is the last arbiter: the scheduler
-// may give a unit away that somebody still has.
+// A unit, a whole GPU or a partition, is offered by the device plugin or by DRA, never by both.
+// Which of them offers it, its Path, and the claims are written to disk before they take effect.
+// The table answers the kubelet's Prepare and Unprepare, and has the final decision: the scheduler
+// may allocate a unit that is still in use.
 //
-// Read claims.go first (what is kept), then check.go (when a claim may have its devices; it is
+// Read claims.go first (what is stored), then check.go (when a claim may have its devices; it is
 // pure) and table.go. docs/internals/dra.md has the reasons.
 package claims
 
@@ -20,43 +20,43 @@ import (
 
 // Unit is a unit of the node as it is now.
 type Unit struct {
-	// Place is its name for as long as the hardware is there: dra.Place.
+	// Place is the unit's name, which stays the same while the hardware exists: dra.Place.
 	Place string
-	// ID is its UUID, GPU that of its GPU. A unit without ID is not there now, and is made when a
-	// claim gets it.
+	// ID is the unit's UUID, GPU the UUID of its GPU. A unit without ID does not exist now, and is
+	// made when a claim gets it.
 	ID, GPU string
-	// With is the place of the GPU of which it is a part that is made for claims, or which it is
-	// itself: its path is that GPU's. Such units take of what their GPU Has. With is empty for
-	// others, which cannot be in each other's way.
+	// With is for units of a GPU that is divided for claims: the place of that GPU, for its parts
+	// and for the GPU itself. The path of such a unit is the path of the GPU, and it consumes part
+	// of what the GPU Has. With is empty for other units, which cannot conflict with each other.
 	With       string
 	Takes, Has map[string]int
-	// Device is the name of the device as which the unit is offered now, with so many Shares; 0
-	// for an exclusive one. Device is empty where it is not offered by DRA.
+	// Device is the name of the device as which the unit is offered now; empty if DRA does not
+	// offer it. Shares is the number of its shares; 0 for an exclusive device.
 	Device string
 	Shares int64
 	// Memory is in bytes; 0 when unknown.
 	Memory uint64
-	// Fault says why it cannot be used; empty when it can.
+	// Fault is why the unit cannot be used; empty if it can.
 	Fault string
 }
 
-// kept is what outlives the program.
+// kept is the data that outlives the program.
 type kept struct {
-	// Paths are those of the units that are not the device plugin's, by place.
+	// Paths are the paths of units that are not the device plugin's, by place.
 	Paths map[string]units.Path `json:"paths"`
-	// Claims have been prepared, and are not over.
+	// Claims are the claims that were prepared and have not ended.
 	Claims []dra.Claim `json:"claims"`
 }
 
-// within says that the place is that of the GPU, or of a part of it.
+// within reports whether the place is the GPU's or the place of a part of it.
 func within(gpu, place string) bool { return place == gpu || strings.HasPrefix(place, gpu+"-") }
 
-// View is the table at one moment. It is not changed afterwards.
+// View is the table at one moment. It never changes.
 type View struct {
 	Paths  map[string]units.Path
 	Claims []dra.Claim
-	// Refused are the claims that were not given their devices, by UID, with the reason.
-	// The scheduler counts their devices as taken for as long as they are allocated.
+	// Refused are the claims that did not get their devices, by UID, with the reason. The scheduler
+	// counts their devices as taken while they are allocated.
 	Refused map[string]Refused
 }
 
@@ -67,8 +67,8 @@ type Refused struct {
 	Cause  Cause     `json:"-"`
 }
 
-// Held are the names of the devices that claims have been given, sorted, each once: those that
-// have them and those that were refused. It is for dra.Node.
+// Held returns the sorted names of the devices allocated to claims, each once, including refused
+// claims. It is for dra.Node.
 func (v View) Held() []string {
 	var held []string
 	add := func(c dra.Claim) {
@@ -88,7 +88,7 @@ func (v View) Held() []string {
 	return slices.Compact(held)
 }
 
-// HeldPlaces are the places of the units that claims have, with the first of those claims.
+// HeldPlaces returns the places of the units that claims have, with the first of these claims.
 func (v View) HeldPlaces() map[string]dra.Claim {
 	held := map[string]dra.Claim{}
 	for _, c := range v.Claims {
@@ -101,7 +101,7 @@ func (v View) HeldPlaces() map[string]dra.Claim {
 	return held
 }
 
-// Holder is a claim that has the unit at the place, or a part of it.
+// Holder returns a claim that has the unit at the place or a part of it.
 func (v View) Holder(place string) (dra.Claim, bool) {
 	for _, c := range v.Claims {
 		if slices.ContainsFunc(c.Results, func(r dra.Result) bool { return !r.Admin && within(place, r.Place()) }) {
@@ -111,7 +111,7 @@ func (v View) Holder(place string) (dra.Claim, bool) {
 	return dra.Claim{}, false
 }
 
-// RefusedPlaces are the places of the units that refused claims were given.
+// RefusedPlaces returns the places of the units that were allocated to refused claims.
 func (v View) RefusedPlaces() map[string]bool {
 	places := map[string]bool{}
 	for _, refused := range v.Refused {

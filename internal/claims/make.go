@@ -8,9 +8,9 @@ import (
 	"github.com/virgate/virgate/internal/dra"
 )
 
-// OnMake has units made that claims get and that are not there: partitions, or a GPU that is
-// divided. One call at a time is made for each GPU, and no claim gets another unit of it
-// meanwhile. It is called before Load.
+// OnMake sets the function that makes units for claims that do not exist yet: partitions, or the
+// whole of a divided GPU. There is one call at a time for each GPU, and meanwhile no claim gets
+// another unit of the GPU. OnMake must be called before Load.
 func (t *Table) OnMake(make func(ctx context.Context, place string) error) { t.make = make }
 
 // lockGPUs waits until nothing is being made on the GPUs of which the claim gets parts.
@@ -27,7 +27,7 @@ func (t *Table) lockGPUs(ctx context.Context, c dra.Claim) (unlock func(), err e
 			<-lock
 		}
 	}
-	for _, gpu := range slices.Sorted(maps.Keys(gpus)) { // In one order, so that no two wait for each other.
+	for _, gpu := range slices.Sorted(maps.Keys(gpus)) { // Always in the same order, to prevent a deadlock.
 		kept, _ := t.gpus.LoadOrStore(gpu, make(chan struct{}, 1))
 		lock := kept.(chan struct{})
 		select {
@@ -41,8 +41,7 @@ func (t *Table) lockGPUs(ctx context.Context, c dra.Claim) (unlock func(), err e
 	return unlock, nil
 }
 
-// makeMissing has the claim's units made that are not there, and waits until containers can
-// have them.
+// makeMissing makes the claim's units that do not exist, and waits until containers can use them.
 func (t *Table) makeMissing(ctx context.Context, c dra.Claim) error {
 	for _, r := range c.Results {
 		for made := false; !r.Admin; {
@@ -56,13 +55,14 @@ func (t *Table) makeMissing(ctx context.Context, c dra.Claim) error {
 					return refuse(NotMade, "claim %s: %s is not made: %w", c, r.Device, err)
 				}
 				made = true
-				continue // Perhaps it is there already.
+				continue // It may exist already.
 			case unit.ID == "", made && unit.Fault != "":
 				select {
 				case <-units.changed:
 					continue
 				case <-ctx.Done():
-					return refuse(NotMade, "claim %s: %s was made, and cannot be given yet: %s: %w", c, r.Device, unit.Fault, ctx.Err())
+					return refuse(NotMade, "claim %s: %s was made, and cannot be given yet: %s: %w", c, r.Device,
+						unit.Fault, ctx.Err())
 				}
 			}
 			break

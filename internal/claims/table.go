@@ -18,44 +18,44 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Store keeps the table, as the state file does.
+// Store stores the table, as the state file does.
 type Store interface {
-	// Read fills value from the section; false when there is none.
+	// Read fills value from the section; false if there is no such section.
 	Read(section string, value any) (bool, error)
-	// WriteOrForget makes value the section's content, and returns when it is on disk. On an
-	// error the section is as before, and no later write brings value along.
+	// WriteOrForget makes value the section's content, and returns when it is on disk. After an
+	// error the section has its previous content, and no later write includes value.
 	WriteOrForget(section string, value any) error
 }
 
-// section is the table's in the Store.
+// section is the table's section in the Store.
 const section = "dra"
 
-// Options are what a Table works with.
+// Options are what a Table needs.
 type Options struct {
 	Store Store
-	// Driver is the DRA driver's name, under which the kubelet tells of this table's claims.
+	// Driver is the name of the DRA driver, under which the kubelet reports this table's claims.
 	Driver string
-	// Holders says who holds which devices.
+	// Holders returns the holders of devices.
 	Holders func(ctx context.Context) ([]sharing.Allocation, error)
-	// Entries are on disk what only one claim's containers have; nil where there is no such thing.
+	// Entries are files for the containers of a single claim; nil if there are none.
 	Entries Entries
 }
 
-// Entries are the CDI entries of claims. The table calls it for one claim at a time.
+// Entries are the CDI entries of claims. The table calls the methods for one claim at a time.
 type Entries interface {
-	// Write makes the claim's entries, or makes them again; units are by place.
+	// Write makes or replaces the claim's entries. units are by place.
 	Write(c dra.Claim, units map[string]Unit) error
-	// Remove removes them, if there are any.
+	// Remove removes the claim's entries, if there are any.
 	Remove(c dra.Claim) error
-	// Keep removes those of all other claims.
+	// Keep removes the entries of all other claims.
 	Keep(all []dra.Claim) error
 }
 
-// ModeFault says why the unit cannot be used just now with so many shares by MPS, or in any
-// other way, for which shares is 0; empty when it can. It must not wait.
+// ModeFault returns why the unit cannot be used now with this many MPS shares or, if shares is 0,
+// in another way; empty if it can. It must not wait.
 type ModeFault func(unit Unit, shares int) string
 
-// of is why a claim cannot use the unit as this device.
+// of returns why a claim cannot use the unit as this device.
 func (f ModeFault) of(unit Unit, device string) string {
 	if unit.Fault != "" || f == nil {
 		return unit.Fault
@@ -68,11 +68,12 @@ type Table struct {
 	options Options
 	// tell is called after each change.
 	tell func()
-	// make is what OnMake was given.
+	// make is the function set by OnMake.
 	make func(ctx context.Context, place string) error
-	// units are those of the node, by place; nil until they are known.
+	// units are the node's units by place; nil until they are known.
 	units atomic.Pointer[nodeUnits]
-	// gpus are the GPUs of which parts are made, by place: who has one from its channel makes them.
+	// gpus are the GPUs of which parts are made, by place. The goroutine that has taken a GPU from
+	// its channel makes its parts.
 	gpus   sync.Map
 	view   atomic.Pointer[View]
 	health atomic.Pointer[health]
@@ -81,62 +82,68 @@ type Table struct {
 	loaded bool
 	kept   kept
 	mode   ModeFault
-	// refused is in View. It is not kept: the kubelet asks again.
+	// refused is part of the View. It is not stored, because the kubelet asks again.
 	refused map[string]Refused
 }
 
-// NewTable makes a Table that answers nobody before Load.
+// NewTable returns a Table that serves no claims before Load.
 func NewTable(options Options) *Table {
-	t := &Table{options: options, refused: map[string]Refused{}, kept: kept{Paths: map[string]units.Path{}}}
+	t := &Table{
+		options: options,
+		refused: map[string]Refused{},
+		kept:    kept{Paths: map[string]units.Path{}},
+	}
 	t.view.Store(&View{})
 	t.health.Store(&health{changed: make(chan struct{})})
 	return t
 }
 
-// OnChange has tell called after each change of the table. It is called before Load, and tell
-// must not wait.
+// OnChange sets the function that is called after each change of the table. It must be called
+// before Load, and tell must not wait.
 func (t *Table) OnChange(tell func()) { t.tell = tell }
 
-// Tell calls what OnChange was given, for what has changed elsewhere.
+// Tell calls the function set by OnChange, for a change elsewhere.
 func (t *Table) Tell() {
 	if t.tell != nil {
 		t.tell()
 	}
 }
 
-// nodeUnits are the node's units by place, until changed is closed.
+// nodeUnits are the node's units by place. They are valid until changed is closed.
 type nodeUnits struct {
 	byPlace map[string]Unit
 	changed chan struct{}
 }
 
-// ErrNotServing says that this program does not answer the kubelet, or not yet: another one may.
+// ErrNotServing means that this program does not answer the kubelet, or not yet; another program
+// may.
 var ErrNotServing = refuse(NotServing, "this Virgate does not serve claims now")
 
-// Load takes over what the last program on this node left. It is called with the node's lock,
-// before anything is offered. Known false says that there is nothing to take over, not even an
-// empty table: the state file was lost, or there was no DRA before.
+// Load takes over the data of the last program on this node. It must be called with the node's lock
+// held, before anything is offered. known is false if there is nothing to take over, not even an
+// empty table: the state file was lost, or DRA was not used before.
 func (t *Table) Load() (known bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var k kept
-	if known, err = t.options.Store.Read(section, &k); err != nil {
+	known, err = t.options.Store.Read(section, &k)
+	if err != nil {
 		known, k = false, kept{} // As if the file were lost.
 	}
 	if k.Paths == nil {
 		k.Paths = map[string]units.Path{}
 	}
 	t.loaded, t.kept = true, k
-	if known && t.options.Entries != nil { // Else nobody knows whose they are.
+	if known && t.options.Entries != nil { // Otherwise the owners of the entries are unknown.
 		err = t.options.Entries.Keep(k.Claims)
 	}
 	t.changed()
 	return known, err
 }
 
-// Adopt is for a table that was lost: what the kubelet shows as held by claims of this driver is
-// DRA's until those are gone. The claims' UIDs are not known, so the kubelet's next Prepare or
-// the end of their pods settles them.
+// Adopt restores a table that was lost: units that the kubelet reports as held by claims of this
+// driver remain DRA's until these claims are gone. The UIDs of the claims are unknown, so they are
+// adopted provisionally, until the kubelet's next Prepare or the end of their pods.
 func (t *Table) Adopt(held []sharing.Allocation) error {
 	node := t.units.Load()
 	if node == nil {
@@ -153,14 +160,22 @@ func (t *Table) Adopt(held []sharing.Allocation) error {
 			if a.Claim == "" || a.Resource != t.options.Driver {
 				continue
 			}
-			c := dra.Claim{UID: "adopted:" + a.Namespace + "/" + a.Claim, Namespace: a.Namespace, Name: a.Claim}
+			c := dra.Claim{
+				UID:       "adopted:" + a.Namespace + "/" + a.Claim,
+				Namespace: a.Namespace,
+				Name:      a.Claim,
+			}
 			for _, id := range a.Devices {
 				if unit, ok := byID[id]; ok {
 					k.Paths[unit.Place] = units.LeavingDRA
-					c.Results = append(c.Results, dra.Result{Device: cmp.Or(unit.Device, unit.Place), Shares: min(unit.Shares, 1)})
+					c.Results = append(c.Results, dra.Result{
+						Device: cmp.Or(unit.Device, unit.Place),
+						Shares: min(unit.Shares, 1),
+					})
 				}
 			}
-			if !slices.ContainsFunc(k.Claims, func(o dra.Claim) bool { return o.Namespace == c.Namespace && o.Name == c.Name }) && c.Results != nil {
+			if !slices.ContainsFunc(k.Claims,
+				func(o dra.Claim) bool { return o.Namespace == c.Namespace && o.Name == c.Name }) && c.Results != nil {
 				k.Claims = append(k.Claims, c)
 			}
 		}
@@ -168,10 +183,10 @@ func (t *Table) Adopt(held []sharing.Allocation) error {
 	})
 }
 
-// Adopted says that nobody knows this claim but by its pod; see Adopt.
+// Adopted reports whether the claim is known only by its pod; see Adopt.
 func Adopted(c dra.Claim) bool { return strings.HasPrefix(c.UID, "adopted:") }
 
-// SetUnits says which units the node has now. It is called before they are offered.
+// SetUnits sets the node's units. It must be called before they are offered.
 func (t *Table) SetUnits(list []Unit) {
 	units := make(map[string]Unit, len(list))
 	for _, unit := range list {
@@ -185,8 +200,8 @@ func (t *Table) SetUnits(list []Unit) {
 	t.look()
 }
 
-// SetModes says in which ways units can be used. When it has returned, nobody gets one in another
-// way, and whoever has got one is in the View.
+// SetModes sets how units can be used. After it returns, no claim gets a unit in another way, and
+// every claim that already has one is in the View.
 func (t *Table) SetModes(mode ModeFault) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -194,21 +209,25 @@ func (t *Table) SetModes(mode ModeFault) {
 	t.look()
 }
 
-// Driver is the DRA driver's name.
+// Driver returns the name of the DRA driver.
 func (t *Table) Driver() string { return t.options.Driver }
 
 // View returns the table as it is now.
 func (t *Table) View() View { return *t.view.Load() }
 
-// changed publishes the view; it must be called with mu held.
+// changed publishes the view. It must be called with mu held.
 func (t *Table) changed() {
-	t.view.Store(&View{Paths: t.kept.Paths, Claims: t.kept.Claims, Refused: maps.Clone(t.refused)})
+	t.view.Store(&View{
+		Paths:   t.kept.Paths,
+		Claims:  t.kept.Claims,
+		Refused: maps.Clone(t.refused),
+	})
 	t.look()
 	t.Tell()
 }
 
-// change has a copy of the table changed, and keeps that, on disk first. It must be called with
-// mu held.
+// change applies change to a copy of the table, writes the copy to disk, and then uses it. It must
+// be called with mu held.
 func (t *Table) change(change func(k *kept) error) error {
 	if !t.loaded {
 		return ErrNotServing
@@ -228,8 +247,9 @@ func (t *Table) change(change func(k *kept) error) error {
 	return nil
 }
 
-// SetPaths changes units' paths, by place. The caller has made sure of what each step needs. A
-// unit that a claim has does not become the plugin's: it came while the caller looked.
+// SetPaths changes the paths of units, by place. The caller must have checked the conditions of
+// each step. It is an error if a unit that a claim has would become the plugin's: the claim came
+// while the caller checked.
 func (t *Table) SetPaths(paths map[string]units.Path) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -238,7 +258,8 @@ func (t *Table) SetPaths(paths map[string]units.Path) error {
 			if path == units.Plugin {
 				now := View{Claims: k.Claims}
 				_, itself := now.HeldPlaces()[place]
-				// A partition of a GPU that never came to DRA may be a claim's: its path is its own.
+				// A partition of a GPU that never became DRA's may have a path of its own and be a
+				// claim's.
 				if c, held := now.Holder(place); held && (itself || k.Paths[place].ByDRA()) {
 					return fmt.Errorf("%s does not leave DRA: claim %s has it", place, c)
 				}
@@ -251,8 +272,8 @@ func (t *Table) SetPaths(paths map[string]units.Path) error {
 	})
 }
 
-// Prepare gives the claim its devices, and has those made that are not there. The same claim
-// again gets the same answer. The error says who or what is in the way; the kubelet tries again.
+// Prepare gives the claim its devices, and makes those that do not exist yet. The same claim gets
+// the same answer again. The error names what is in the way; the kubelet tries again.
 func (t *Table) Prepare(ctx context.Context, c dra.Claim) error {
 	if t.units.Load() == nil {
 		return ErrNotServing
@@ -282,19 +303,24 @@ func (t *Table) Prepare(ctx context.Context, c dra.Claim) error {
 		t.changed()
 	}
 	if err != nil && (!was || before.Reason != err.Error()) {
-		t.refused[c.UID] = Refused{Claim: c, Reason: err.Error(), Cause: CauseOf(err)}
+		t.refused[c.UID] = Refused{
+			Claim:  c,
+			Reason: err.Error(),
+			Cause:  CauseOf(err),
+		}
 		t.changed()
 	}
 	return err
 }
 
-// give writes down that the claim has its devices, if it may have them.
+// give records that the claim has its devices, if it may have them.
 func (t *Table) give(c dra.Claim, held []sharing.Allocation, unread error) error {
 	units := t.units.Load().byPlace
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.change(func(k *kept) error {
-		if slices.ContainsFunc(k.Claims, func(o dra.Claim) bool { return o.UID == c.UID && reflect.DeepEqual(o.Results, c.Results) }) {
+		if slices.ContainsFunc(k.Claims,
+			func(o dra.Claim) bool { return o.UID == c.UID && reflect.DeepEqual(o.Results, c.Results) }) {
 			if err := k.there(c, units); err != nil {
 				return err
 			}
@@ -303,9 +329,10 @@ func (t *Table) give(c dra.Claim, held []sharing.Allocation, unread error) error
 		if unread != nil {
 			return refuse(Unread, "claim %s: who has the node's devices cannot be read: %w", c, unread)
 		}
-		// What is known of the claim from before does not count against it: after the kubelet
-		// has lost its memory, it may have been given other devices.
-		k.Claims = slices.DeleteFunc(k.Claims, func(o dra.Claim) bool { return o.UID == c.UID || Adopted(o) && o.String() == c.String() })
+		// Earlier records of the claim are ignored, because after the kubelet lost its state, the
+		// claim may have been allocated other devices.
+		k.Claims = slices.DeleteFunc(k.Claims,
+			func(o dra.Claim) bool { return o.UID == c.UID || Adopted(o) && o.String() == c.String() })
 		if err := k.check(c, units, t.others(held), t.mode); err != nil {
 			return err
 		}
@@ -325,7 +352,7 @@ func (t *Table) writeEntries(c dra.Claim, units map[string]Unit) error {
 	return nil
 }
 
-// others are the holders that are not claims of this table, by unit.
+// others returns the holders that are not claims of this table, by unit.
 func (t *Table) others(held []sharing.Allocation) map[string]string {
 	others := map[string]string{}
 	for unit, holders := range sharing.HoldersByUnit(held) {
@@ -338,7 +365,7 @@ func (t *Table) others(held []sharing.Allocation) map[string]string {
 	return others
 }
 
-// Unprepare ends the claim. One that is not known has ended.
+// Unprepare ends the claim. A claim that is not known has already ended.
 func (t *Table) Unprepare(claim dra.Claim) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -361,19 +388,20 @@ func (t *Table) Unprepare(claim dra.Claim) error {
 	return err
 }
 
-// Devices are those that claims have, by name. The channel is closed when they may have changed.
+// Devices returns the devices that claims have, by name. The channel is closed when they may have
+// changed.
 func (t *Table) Devices() ([]dra.DeviceHealth, <-chan struct{}) {
 	h := t.health.Load()
 	return h.devices, h.changed
 }
 
-// health is what Devices returns.
+// health is the result of Devices.
 type health struct {
 	devices []dra.DeviceHealth
 	changed chan struct{}
 }
 
-// look finds out how the devices are; it must be called with mu held.
+// look updates the health of the devices. It must be called with mu held.
 func (t *Table) look() {
 	before := t.health.Load()
 	next := &health{changed: make(chan struct{})}
@@ -382,7 +410,8 @@ func (t *Table) look() {
 		device := dra.DeviceHealth{Device: name, Healthy: true}
 		if units != nil {
 			unit, known := units.byPlace[dra.PlaceOf(name)]
-			if device.Reason = t.mode.of(unit, name); !known {
+			device.Reason = t.mode.of(unit, name)
+			if !known {
 				device.Reason = "the node does not have it any more"
 			}
 			device.Healthy = device.Reason == ""

@@ -1,11 +1,13 @@
-// Package cluster reads what all Nodes of a cluster say of their GPUs, and who holds them.
+// Package cluster reads what all Nodes of a cluster report about their GPUs, and which pods hold
+// them.
 //
 // It reads Nodes and pods, and with the right to pods/portforward each node's status page. It
 // writes nothing. What others write to a Node, internal/nodestatus, and what a status page
 // has, internal/agent, is taken from there.
 //
-// objects.go has what is kept of Nodes and pods, view.go what follows from it, which is
-// pure, and read.go the requests; why.go says why a pod waits, with whyread.go to read for it.
+// Files: objects.go is what is kept of Nodes and pods; view.go the pure functions that make tables
+// of it; read.go the requests; watch.go keeps the data up to date; serve.go shows it in a browser;
+// why.go explains why a pod waits, from what whyread.go reads.
 package cluster
 
 import (
@@ -23,56 +25,59 @@ import (
 )
 
 const (
-	// profileLabel and layoutLabel choose a node's profile and its MIG layout, as for
-	// NVIDIA's config-manager and mig-manager.
+	// profileLabel and layoutLabel choose a node's profile and its MIG layout. NVIDIA's
+	// config-manager and mig-manager use the same labels.
 	profileLabel, layoutLabel = "nvidia.com/device-plugin.config", "nvidia.com/mig.config"
 	countLabel, modelLabel    = "nvidia.com/gpu.count", "nvidia.com/gpu.product"
-	// appLabel is on Virgate's own pods, whose port of that name has the status page.
+	// appLabel marks Virgate's own pods. Their port statusPort serves the status page.
 	appLabel, app, statusPort = "app.kubernetes.io/name", "virgate", "http"
 )
 
-// Node is what is kept of a Node.
+// Node is the part of a Node that is kept.
 type Node struct {
 	Name string
-	// NotReady says why nothing can be asked there; "" when the kubelet reports.
+	// NotReady is why the node cannot be asked; "" if its kubelet reports.
 	NotReady string
-	// Cordoned says that no new pod may go there.
+	// Cordoned is true if no new pod may be scheduled there.
 	Cordoned bool
-	// Wanted is the profile that its label names, or Virgate says it should have by rules; State is how far that has come;
-	// Applied, Source and Generation are of the profile in force.
+	// Wanted is the profile that the node's label names, or that rules have chosen according to
+	// Virgate. State is how far it is applied. Applied, Source and Generation describe the profile
+	// in force.
 	Wanted, State, Applied, Source, Generation string
-	// WantedBy says why, and Rules tells one list of rules from another; both are empty where there are no rules.
+	// WantedBy is the reason for Wanted, and Rules identifies a list of rules; both are empty
+	// without rules.
 	WantedBy, Rules string
-	// Layout is the MIG layout that its label names, LayoutState how far that has come.
+	// Layout is the MIG layout that its label names, LayoutState how far it is applied.
 	Layout, LayoutState string
-	// Model and GPUs are those of the feature labels; GPUs is 0 without them.
+	// Model and GPUs come from the feature labels; GPUs is 0 without them.
 	Model string
 	GPUs  int
-	// Condition is GPUSharingReady; its Type is empty where nobody has written it.
+	// Condition is GPUSharingReady; its Type is empty if it was never written.
 	Condition corev1.NodeCondition
-	// Capacity and Allocatable have the resources of the domain.
+	// Capacity and Allocatable hold only the resources of the domain.
 	Capacity, Allocatable map[string]int64
 }
 
-// Pod is what is kept of a pod that wants or holds GPUs, or is Virgate's own.
+// Pod is the part of a pod that is kept: of pods that want or hold GPUs, and Virgate's own.
 type Pod struct {
 	Namespace, Name, Node string
-	// Ended says that it holds nothing any more.
+	// Ended is true if it holds nothing any more.
 	Ended bool
-	// Requests are those of the domain, as the scheduler counts them.
+	// Requests are its requests of the domain, as the scheduler counts them.
 	Requests map[string]int64
-	// Devices are those that the kubelet says it holds: from Kubernetes 1.36 on.
+	// Devices are what it holds according to the kubelet, from Kubernetes 1.36 on.
 	Devices []Device
-	// StatusPort is where Virgate's own pod has its status page; 0 for other pods.
+	// StatusPort is the status page's port of Virgate's own pod; 0 for other pods.
 	StatusPort int32
 }
 
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
-// Device is one that a container holds.
+// Device is a device that a container holds.
 type Device struct{ Resource, ID, Container, Health string }
 
-// Status is a node's status page, or why it was not read. Both: Page is the last that a Watcher has read.
+// Status is a node's status page, or why it was not read. If both are set, Page is the last one
+// that a Watcher has read.
 type Status struct {
 	Page   *status.Status
 	Unread string
@@ -81,7 +86,7 @@ type Status struct {
 // notYet is Unread before a Watcher has asked.
 const notYet = "not read yet"
 
-// TrimNode keeps what is needed of a Node.
+// TrimNode returns the part of a Node that is kept.
 func TrimNode(n *corev1.Node, domain string) Node {
 	kept := Node{
 		Name:        n.Name,
@@ -112,14 +117,15 @@ func TrimNode(n *corev1.Node, domain string) Node {
 	return kept
 }
 
-// ours says that the node has GPUs or had Virgate.
+// ours reports whether the node has GPUs or had Virgate.
 func (n Node) ours() bool {
 	return len(n.Capacity) > 0 || n.Wanted != "" || n.State != "" || n.Generation != "" || n.Condition.Type != "" ||
 		n.GPUs > 0
 }
 
-// trimPod keeps what is needed of a pod; ok is false where it has nothing to do with GPUs. Pods
-// of that namespace with Virgate's label are Virgate's own: elsewhere anybody could name one so.
+// trimPod returns the part of a pod that is kept; ok is false if the pod has nothing to do with
+// GPUs. Only pods with Virgate's label in the given namespace are Virgate's own: elsewhere anyone
+// could use that label.
 func trimPod(p *corev1.Pod, domain, namespace string) (kept Pod, ok bool) {
 	kept = Pod{
 		Namespace: p.Namespace,
@@ -167,9 +173,9 @@ func ofDomain(list corev1.ResourceList, domain string) map[string]int64 {
 	return kept
 }
 
-// requests are what the pod takes of a node: the sum of its containers and of the init
-// containers that go on running, or what one of the other init containers takes beside those
-// that were started before it (Kubernetes, "Init containers", resource sharing).
+// requests returns what the pod needs of a node: the sum over its containers and the init
+// containers that keep running. If one of the other init containers needs more, together with those
+// still running when it starts, that counts (Kubernetes, "Init containers", resource sharing).
 func requests(p *corev1.Pod, domain string) map[string]int64 {
 	running, most := map[string]int64{}, map[string]int64{}
 	for _, c := range p.Spec.InitContainers {
@@ -194,5 +200,6 @@ func requests(p *corev1.Pod, domain string) map[string]int64 {
 	return most
 }
 
-// stale is the age from which on nobody says the condition any more: docs/reference/kubernetes-objects.md.
+// stale is the age of a condition from which its node counts as silent:
+// docs/reference/kubernetes-objects.md.
 const stale = 15 * time.Minute

@@ -31,12 +31,12 @@ import (
 )
 
 const (
-	// page is how many objects one list has: with resourceVersion=0 the API server ignores a
-	// limit and sends 30,000 pods at once, 100 MB or so.
+	// page is the number of objects per list request. With resourceVersion=0 the API server would
+	// ignore the limit and send 30,000 pods at once, some 100 MB.
 	page = 500
-	// atOnce is how many status pages are asked for at once. One that has not come after patience
-	// leaves its place to the next node's, as long as there are no more than late of those: so
-	// slow nodes do not hold up the others.
+	// atOnce is how many status pages are requested at once. A request without an answer after
+	// patience gives its place to another node, for up to late such requests. So slow nodes do not
+	// hold up the others.
 	atOnce, late = 32, 64
 	patience     = 250 * time.Millisecond
 	// maxStatus bounds a status page, maxHeader what comes before it, in bytes.
@@ -45,22 +45,22 @@ const (
 	listTimeout = 30 * time.Second
 )
 
-// Options say what is read.
+// Options set what is read.
 type Options struct {
-	// Selector selects Nodes by labels, Names by name; empty for all that have to do with GPUs.
+	// Selector selects Nodes by labels, Names by name; empty for all Nodes with GPUs or Virgate.
 	Selector string
 	Names    []string
-	// Domain is that of the resources.
+	// Domain is the domain of the resources.
 	Domain string
-	// Namespace is where Virgate's own pods are.
+	// Namespace is Virgate's own namespace.
 	Namespace string
-	// StatusTimeout is how long a node's status page may take, AllTimeout all of them together.
-	// StatusTimeout 0 reads none.
+	// StatusTimeout limits the request for one node's status page, AllTimeout all of them together.
+	// With StatusTimeout 0 no status page is read.
 	StatusTimeout, AllTimeout time.Duration
 }
 
-// Config says how to reach the API server as kubectl does: by the kubeconfig file at path, or
-// KUBECONFIG, or ~/.kube/config, or as a pod does. It also returns the context's namespace.
+// Config finds the API server as kubectl does: from the kubeconfig file at path, KUBECONFIG,
+// ~/.kube/config, or a pod's service account. It also returns the context's namespace.
 func Config(path, context string) (config *rest.Config, namespace string, err error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = path
@@ -88,7 +88,7 @@ type Client struct {
 	Lists, Pages atomic.Int64
 }
 
-// NewClient makes a Client; it does not connect yet.
+// NewClient returns a Client and does not connect yet.
 func NewClient(config *rest.Config) (*Client, error) {
 	core, err := Core(config, "virgate-cluster")
 	if err != nil {
@@ -101,8 +101,9 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return &Client{core: core, open: forward.open}, nil
 }
 
-// Core makes a client of the API's core group, for commands that people call: what a client
-// asks for is bounded by who uses it. The API server has the name in its logs and metrics.
+// Core returns a client of the API's core group for commands that users run. It has no rate limit,
+// because its callers limit their requests. The API server records the name in its logs and
+// metrics.
 func Core(config *rest.Config, name string) (rest.Interface, error) {
 	scheme := runtime.NewScheme()
 	err := corev1.AddToScheme(scheme)
@@ -122,8 +123,8 @@ func Core(config *rest.Config, name string) (rest.Interface, error) {
 	return core, nil
 }
 
-// Read reads Nodes and pods, and then the status pages. That pods or status pages cannot be read
-// is part of the snapshot and no error.
+// Read reads Nodes and pods, and then the status pages. If pods or status pages cannot be read, the
+// snapshot records it and Read does not fail.
 func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	s := Snapshot{Statuses: map[string]Status{}}
 	var lists errgroup.Group
@@ -160,7 +161,8 @@ func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	return s, nil
 }
 
-// list goes through all pages of a resource, of all namespaces or of that one, and has each object kept as soon as its page is there.
+// list reads all pages of a resource, in one namespace or, if namespace is "", in all. It calls
+// keep after each page.
 func (c *Client) list(ctx context.Context, namespace, resource string, selectors metav1.ListOptions, into interface {
 	runtime.Object
 	metav1.ListInterface
@@ -180,7 +182,7 @@ func (c *Client) list(ctx context.Context, namespace, resource string, selectors
 	}
 }
 
-// nodeSelectors and podSelectors are what the API server leaves out.
+// nodeSelectors and podSelectors filter on the API server.
 func (o Options) nodeSelectors() metav1.ListOptions {
 	return metav1.ListOptions{LabelSelector: o.Selector}
 }
@@ -189,7 +191,7 @@ func (Options) podSelectors() metav1.ListOptions {
 	return metav1.ListOptions{FieldSelector: "status.phase!=Succeeded,status.phase!=Failed"}
 }
 
-// node is what is kept of a Node; ok is false for one that is not asked for.
+// node returns the part of a Node that is kept; ok is false if the Options do not select it.
 func (o Options) node(n *corev1.Node) (kept Node, ok bool) {
 	kept = TrimNode(n, o.Domain)
 	return kept, slices.Contains(o.Names, kept.Name) || len(o.Names) == 0 && kept.ours()
@@ -213,7 +215,7 @@ func (c *Client) nodes(ctx context.Context, o Options) (kept []Node, version str
 	return kept, list.ResourceVersion, err
 }
 
-// errNoNode says that a name is none.
+// errNoNode: a requested name does not exist.
 var errNoNode = errors.New("there is no such node, or the selector does not select it")
 
 func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version string, err error) {
@@ -260,11 +262,11 @@ func (c *Client) mayForward(ctx context.Context, namespace string) string {
 	return "you may not get and create pods/portforward in the namespace " + namespace
 }
 
-// virgatesOf are Virgate's own pods, by node.
+// virgatesOf returns Virgate's own pods by node.
 func virgatesOf(pods iter.Seq[Pod]) map[string]Pod {
 	virgates := map[string]Pod{}
 	for pod := range pods {
-		// After a rolling update the older pod may still be there: any of them answers.
+		// During a rolling update the older pod may still exist; either can answer.
 		if pod.StatusPort > 0 && pod.Name > virgates[pod.Node].Name {
 			virgates[pod.Node] = pod
 		}
@@ -272,7 +274,7 @@ func virgatesOf(pods iter.Seq[Pod]) map[string]Pod {
 	return virgates
 }
 
-// unasked says why a node is not asked for its status page, which that pod would have; "" when it is.
+// unasked returns why the node's status page is not requested from that pod, or "" if it is.
 func unasked(node Node, virgate Pod, o Options) string {
 	switch {
 	case node.NotReady != "":
@@ -283,8 +285,8 @@ func unasked(node Node, virgate Pod, o Options) string {
 	return ""
 }
 
-// statuses reads the status pages of the nodes; unread says why none was asked for. A node's
-// answer says nothing of the others, not even that it is forbidden.
+// statuses reads the status pages of the nodes; unread is why none was requested. An error of one
+// node, even forbidden, says nothing about the others.
 func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses map[string]Status, unread string) {
 	statuses = map[string]Status{}
 	unread = c.ask(ctx, o, s.Nodes, virgatesOf(slices.Values(s.Pods)),
@@ -353,8 +355,8 @@ func (c *Client) ask(
 	return ""
 }
 
-// give moves who has a place to those that wait, if he has not called done after that time and
-// there is room.
+// give moves the holder of a place to waiting unless it calls done within that time, if waiting has
+// room. That frees its place for another node.
 func give(places, waiting chan struct{}, after time.Duration) (done func()) {
 	has := places
 	var mutex sync.Mutex
@@ -363,7 +365,7 @@ func give(places, waiting chan struct{}, after time.Duration) (done func()) {
 		defer mutex.Unlock()
 		select {
 		case waiting <- struct{}{}:
-			if has == nil { // It was done in the meantime.
+			if has == nil { // done was called meanwhile.
 				<-waiting
 				return
 			}
@@ -490,7 +492,7 @@ func (c *Client) Forecasts(
 // errNotFound says that the pod, or what is asked of it, is not there.
 var errNotFound = errors.New("the answer is 404 Not Found")
 
-// reason is why there is no answer, in one line.
+// reason explains a missing answer in one line.
 func reason(ctx context.Context, err error) error {
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
 		<-ctx.Done() // Connections have its deadline, and may be a moment earlier.

@@ -31,41 +31,42 @@ import (
 var serveFiles embed.FS
 
 const (
-	// boardWidth is that of a GPU in its drawing; it can be divided by 4 and 8 slots. With more
-	// than maxLines shares the lines between them are left out.
+	// boardWidth is the width of a GPU's drawing, divisible by 4 and 8 slots. With more than
+	// maxLines shares, the lines between them are omitted.
 	boardWidth, maxLines = 96, 16
-	// hueStep is how far the colours of two namespaces are apart, in degrees, unless they are the same.
+	// hueStep is the least difference between the colours of two namespaces, in degrees; some share
+	// a colour.
 	hueStep = 15
-	// maxGone bounds what is remembered of nodes that are gone, for the pages that show them.
+	// maxGone limits how many deleted nodes are remembered for open pages.
 	maxGone = 1000
-	// maxAnswers is how many requests are answered at a time; others get 503.
+	// maxAnswers limits the requests answered at a time; others get 503.
 	maxAnswers = 16
-	// servePolicy forbids the browser everything but the page's own files.
+	// servePolicy forbids the browser everything except the page's own files.
 	servePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src " +
 		"'self'; script-src 'self'; connect-src 'self'"
 )
 
-// Page shows the cluster to people in a browser: nodes as tiles with their GPUs, and a page for
-// each node. It reads only. The tiles are made here and not by the browser, where the page's
-// script asks for those that have changed: so there is one place that escapes what others wrote.
+// Page shows the cluster in a browser: nodes as tiles with their GPUs, and a page per node. It only
+// reads. The server renders the tiles, and the page's script requests those that have changed. So
+// there is one place that escapes text from outside.
 type Page struct {
 	latest    func() (*Snapshot, <-chan struct{})
 	templates *template.Template
 	answers   chan struct{}
 
-	// mutex guards what follows.
+	// mutex guards the fields below.
 	mutex    sync.Mutex
 	snapshot *Snapshot
 	view     View
-	// version is that of the snapshot. It goes on from the time at the start, so that none of an
-	// earlier process is taken for one of this. What has changed since oldest is known.
+	// version counts snapshots from the start time on, so that versions of an earlier process are
+	// not taken for this one's. Changes since oldest are known.
 	version, oldest int64
 	head            []byte
 	tiles           map[string]*tile
 	gone            []goneNode
 }
 
-// tile is a node as the page draws it, since that version.
+// tile is a node as drawn, unchanged since version.
 type tile struct {
 	node    NodeView
 	gpus    []GPUView
@@ -78,7 +79,7 @@ type goneNode struct {
 	version int64
 }
 
-// NewPage makes the page of what latest returns, as Watcher.Latest does.
+// NewPage returns a page of the snapshots that latest returns; pass Watcher.Latest.
 func NewPage(latest func() (*Snapshot, <-chan struct{})) *Page {
 	p := &Page{
 		latest:  latest,
@@ -173,7 +174,7 @@ func isLoopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// send writes the parts, compressed if the browser takes that.
+// send writes the parts, compressed if the browser accepts it.
 func send(w http.ResponseWriter, r *http.Request, parts ...[]byte) {
 	w.Header().Set("Vary", "Accept-Encoding")
 	var out io.Writer = w
@@ -190,7 +191,7 @@ func send(w http.ResponseWriter, r *http.Request, parts ...[]byte) {
 	}
 }
 
-// update takes the latest snapshot, and draws again what has changed. The mutex is held.
+// update fetches the latest snapshot and redraws what has changed. The caller holds the mutex.
 func (p *Page) update() {
 	snapshot, _ := p.latest()
 	if p.head != nil && snapshot == p.snapshot {
@@ -231,7 +232,7 @@ func (p *Page) update() {
 	}
 }
 
-// draw executes a template, without characters that a browser obeys instead of showing them.
+// draw executes a template, and removes characters that a browser would interpret instead of show.
 func (p *Page) draw(name string, data any) []byte {
 	var buffer bytes.Buffer
 	if err := p.templates.ExecuteTemplate(&buffer, name, data); err != nil {
@@ -240,8 +241,8 @@ func (p *Page) draw(name string, data any) []byte {
 	return []byte(status.Plain(buffer.String()))
 }
 
-// since are the tiles of nodes that have changed after that version, and marks of those that are
-// gone; whole says that it is all there is, since nobody knows what has changed.
+// since returns the tiles that have changed after that version, and marks for deleted nodes. If
+// whole is true, it returns all tiles, because the changes since that version are unknown.
 func (p *Page) since(version int64) (parts [][]byte, whole bool) {
 	whole = version < p.oldest || version > p.version
 	for _, name := range slices.Sorted(maps.Keys(p.tiles)) {
@@ -268,7 +269,7 @@ func (p *Page) showAll(w http.ResponseWriter, r *http.Request) {
 	send(w, r, parts...)
 }
 
-// showTiles answers with what has changed since the version that the page has, or 204.
+// showTiles answers with what has changed since the page's version, or 204.
 func (p *Page) showTiles(w http.ResponseWriter, r *http.Request) {
 	version, err := strconv.ParseInt(r.URL.Query().Get("since"), 10, 64)
 	if err != nil {
@@ -323,7 +324,7 @@ type nodePage struct {
 	Node  NodeView
 	Tile  tileView
 	GPUs  []GPUView
-	// Virgate is its pod there, with its port.
+	// Virgate is its pod on the node, with its port.
 	Virgate Pod
 }
 
@@ -354,13 +355,13 @@ func (p *Page) showNode(w http.ResponseWriter, r *http.Request) {
 	send(w, r, p.draw("node", page))
 }
 
-// headView is what the page says of all nodes.
+// headView is the page's summary of all nodes.
 type headView struct {
 	View
 	Version int64
 	Ready   bool
 	Totals  []ResourceView
-	// States counts the nodes that each filter finds.
+	// States counts the nodes of each filter.
 	States map[string]int
 }
 
@@ -404,7 +405,7 @@ func newHeadView(view View, version int64, ready bool) headView {
 	return head
 }
 
-// filters are the page's filters that find the node.
+// filters returns the page's filters that match the node.
 func filters(n NodeView, illGPU bool) (states []string) {
 	if n.Problem != "" || illGPU || slices.ContainsFunc(n.Resources, func(r ResourceView) bool { return r.Ill > 0 }) {
 		states = append(states, "ill")
@@ -424,14 +425,14 @@ func filters(n NodeView, illGPU bool) (states []string) {
 // tileView is a node as the page draws it.
 type tileView struct {
 	NodeView
-	// Profile is the one in force.
+	// Profile is the profile in force.
 	Profile string
-	// States and Find are what the filters look at.
+	// States and Find are what the filters match.
 	States, Find string
 	Boards       []board
 }
 
-// board is a GPU in a box of boardWidth: boxes for its partitions, or one for all of it.
+// board is the drawing of a GPU, boardWidth wide: a box per partition, or one for the whole GPU.
 type board struct {
 	Label string
 	Boxes []box
@@ -440,7 +441,7 @@ type board struct {
 // box is a GPU or partition, with lines between its shares and a bar for each holder.
 type box struct {
 	X, Width float64
-	// Text names it and its holders, Mark is a sign for bad health.
+	// Text names it and its use, Mark is a sign for bad health.
 	Text, Mark string
 	Bars       []bar
 	Lines      []float64
@@ -522,7 +523,7 @@ func newBox(gpu GPUView) box {
 	return b
 }
 
-// mark is a sign for what is not well: it must not be told by colour alone.
+// mark returns a sign for bad health, so that it is not shown by colour alone.
 func mark(gpu GPUView) string {
 	switch {
 	case strings.EqualFold(gpu.Health, string(sharing.Unhealthy)):

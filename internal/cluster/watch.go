@@ -21,12 +21,12 @@ import (
 	"github.com/virgate/virgate/internal/configsource"
 )
 
-// Watcher keeps a Snapshot up to date: it lists Nodes and pods once and is told of their changes
-// from there, and asks for each status page again and again, and at once where a node's profile
-// or Virgate's pod has changed. What it keeps in memory is what a Snapshot has.
+// Watcher keeps a Snapshot up to date. It lists Nodes and pods once and watches them from there. It
+// requests each status page every 30 s, and at once if a node's profile or Virgate's pod has
+// changed. It keeps in memory only what a Snapshot holds.
 //
-// A connection that breaks is made again, with growing pauses; until then the last data stays,
-// and Snapshot.Lost says so.
+// It restores a broken connection, with growing pauses. Until then the last data stays, and
+// Snapshot.Lost explains it.
 type Watcher struct {
 	client  *Client
 	options Options
@@ -34,15 +34,15 @@ type Watcher struct {
 	// fail ends Run with an error.
 	fail context.CancelCauseFunc
 
-	// mutex guards what follows.
+	// mutex guards the fields below.
 	mutex sync.Mutex
 	nodes followed[Node]
 	pods  followed[Pod]
 	pages map[string]*statusPage
-	// reviewed says that the right to read status pages is known, and denied why there is none.
+	// reviewed is true once the right to read status pages is known; denied is why it is missing.
 	reviewed bool
 	denied   string
-	// virgates are made of pods; changed says that something is not in the last snapshot.
+	// virgates are derived from pods. changed is true if the last snapshot lacks something.
 	virgates map[string]Pod
 	changed  bool
 	// began is when there was first something to show.
@@ -51,33 +51,32 @@ type Watcher struct {
 	newer  chan struct{}
 }
 
-// watchPace is how a Watcher spends its time.
+// watchPace holds the times of a Watcher.
 type watchPace struct {
-	// tick is how often it looks whether something is to be done, and least the shortest time
-	// from one snapshot to the next.
+	// tick is the interval of its checks, least the shortest time between two snapshots.
 	tick, least time.Duration
-	// first is how long the first snapshot waits for status pages. later is how long it takes until a
-	// page is read again, and until there is a snapshot although nothing has changed, which says how
-	// old a heartbeat is. kept is how long a page is shown that cannot be read any more.
+	// first is how long the first snapshot waits for status pages. later is the interval at which
+	// pages are read again. A snapshot is also made after later if nothing has changed, to show the
+	// age of heartbeats. kept is how long a page that cannot be read any more is still shown.
 	first, later, kept time.Duration
-	// list is how long a list may take, and spread configsource.Follow's.
+	// list limits a list; spread is configsource.Follow's.
 	list, spread time.Duration
 }
 
-// statusPage is what is known of a node's.
+// statusPage is the state of one node's status page.
 type statusPage struct {
 	status Status
-	// read is when status.Page was.
+	// read is when status.Page was read.
 	read time.Time
-	// due is when it is asked for next. asking says that it is being asked for, or waits for it.
+	// due is when it is requested next. asking is true while it is being requested or queued.
 	due    time.Time
 	asking bool
-	// of is what it was last asked for: another profile or another pod has another page.
+	// of identifies what was requested last: the page differs by profile and by pod.
 	of string
 }
 
-// NewWatcher makes a Watcher; it does nothing before Run. With AllTimeout nothing is done: what
-// bounds a Watcher's requests is how many there are at once.
+// NewWatcher returns a Watcher, which does nothing before Run. It ignores AllTimeout: only the
+// number of concurrent requests is limited.
 func (c *Client) NewWatcher(o Options) *Watcher {
 	w := &Watcher{
 		client:  c,
@@ -123,19 +122,19 @@ func (c *Client) NewWatcher(o Options) *Watcher {
 	return w
 }
 
-// Latest returns the last snapshot, which nobody changes any more, and a channel that is closed when
-// there is a newer one: once a second at most, and every 30 s although nothing has changed. It is
-// nil before the first, which waits up to 2 s for status pages; Status.Unread says "not read yet"
-// of those that come later. Any number of callers may wait.
+// Latest returns the last snapshot, which is never modified, and a channel that is closed when
+// there is a newer one: at most once a second, and every 30 s if nothing changes. The snapshot is
+// nil before the first, which waits up to 2 s for status pages. Pages that come later have
+// Status.Unread "not read yet". Any number of callers may wait.
 func (w *Watcher) Latest() (*Snapshot, <-chan struct{}) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	return w.latest, w.newer
 }
 
-// Run watches until ctx ends, and returns nil then. It is an error that Nodes cannot be listed and
-// watched at first: wrong credentials will not mend themselves. That pods or status pages cannot be
-// read is part of the snapshots. It is called once.
+// Run watches until ctx ends, and then returns nil. It fails if Nodes cannot be listed and watched
+// at first, since wrong credentials will not mend themselves. If pods or status pages cannot be
+// read, the snapshots record it. Call it once.
 func (w *Watcher) Run(parent context.Context) error {
 	ctx, cancel := context.WithCancelCause(parent)
 	defer cancel(nil)
@@ -152,7 +151,7 @@ func (w *Watcher) Run(parent context.Context) error {
 	return context.Cause(ctx)
 }
 
-// review asks from time to time whether status pages may be read.
+// review checks periodically whether status pages may be read.
 func (w *Watcher) review(ctx context.Context) {
 	for w.options.StatusTimeout > 0 {
 		denied := w.client.mayForward(ctx, w.options.Namespace)
@@ -168,7 +167,7 @@ func (w *Watcher) review(ctx context.Context) {
 	}
 }
 
-// loop makes the snapshots, and asks for status pages, as many at once as Client.Read does.
+// loop makes the snapshots, and requests status pages, as many at once as Client.Read.
 func (w *Watcher) loop(ctx context.Context) {
 	places, waiting := make(chan struct{}, atOnce), make(chan struct{}, late)
 	var asking sync.WaitGroup
@@ -260,8 +259,8 @@ func (w *Watcher) step(now time.Time) (due []Pod) {
 	return due
 }
 
-// due are the pods whose status page is to be asked for now; waits says that some node has said
-// nothing yet.
+// due returns the pods whose status page must be requested now; waits is true if some node has not
+// answered yet.
 func (w *Watcher) due(now time.Time) (due []Pod, waits bool) {
 	maps.DeleteFunc(w.pages, func(name string, _ *statusPage) bool {
 		node, found := w.nodes.kept[name]
@@ -285,7 +284,7 @@ func (w *Watcher) due(now time.Time) (due []Pod, waits bool) {
 		}
 		page.asking, page.of = true, of
 		next := w.pace.later
-		if page.due.IsZero() { // From here on the nodes are asked one after the other.
+		if page.due.IsZero() { // Spread the further requests over time.
 			next = rand.N(next)
 		}
 		page.due = now.Add(next)
@@ -315,7 +314,7 @@ func (w *Watcher) ask(ctx context.Context, pod Pod) {
 	}
 }
 
-// lost is Snapshot.Lost: what was lost first.
+// lost returns Snapshot.Lost, for the connection that was lost first.
 func (w *Watcher) lost() string {
 	failure, since := w.nodes.failure, w.nodes.since
 	if failure == nil || w.pods.failure != nil && w.pods.since.Before(since) {
@@ -328,7 +327,7 @@ func (w *Watcher) lost() string {
 		failure)
 }
 
-// followed is what a Watcher keeps of one kind of objects. It is configsource.Follow's store.
+// followed holds a Watcher's objects of one kind. It is the store for configsource.Follow.
 type followed[T any] struct {
 	w         *Watcher
 	what      string
@@ -336,11 +335,11 @@ type followed[T any] struct {
 	list      func(context.Context) ([]T, string, error)
 	trim      func(object any) (kept T, ok bool)
 	key       func(T) string
-	// listed is what a list has found, until Replace takes it.
+	// listed is a list's result, until Replace stores it.
 	listed map[string]T
 
-	// kept is nil before the first list. failure is why changes are not told of, since then;
-	// followed says that once they were. All are guarded by the Watcher's mutex.
+	// kept is nil before the first list. failure is why changes do not arrive, and since when they
+	// do not. followed is true once changes have arrived. The Watcher's mutex guards all of them.
 	kept     map[string]T
 	failure  error
 	since    time.Time
@@ -349,10 +348,10 @@ type followed[T any] struct {
 
 func (f *followed[T]) follow(ctx context.Context) {
 	configsource.Follow(ctx, cache.ListWatch{
-		// The Reflector gets no more of a list than its version: it would hold 30,000 pods at once.
+		// The Reflector gets only the list's version: it would hold 30,000 pods at once.
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 			items, version, err := f.list(ctx)
-			if f.known() && errors.Is(err, errNoNode) { // It was there before.
+			if f.known() && errors.Is(err, errNoNode) { // It existed before.
 				err = nil
 			}
 			if err != nil {
@@ -381,7 +380,7 @@ func (f *followed[T]) known() bool {
 	return f.kept != nil
 }
 
-// Replace and the next five methods are configsource.Follow's.
+// Replace and the next five methods implement the store for configsource.Follow.
 func (f *followed[T]) Replace([]any, string) error {
 	f.w.mutex.Lock()
 	defer f.w.mutex.Unlock()
@@ -400,8 +399,8 @@ func (f *followed[T]) Update(object any) error {
 	f.w.mutex.Lock()
 	defer f.w.mutex.Unlock()
 	key := f.key(item)
-	if old, found := f.kept[key]; !found ||
-		!reflect.DeepEqual(old, item) { // A kubelet writes what it has written before.
+	// Kubelets also write without a change.
+	if old, found := f.kept[key]; !found || !reflect.DeepEqual(old, item) {
 		f.kept[key], f.w.changed = item, true
 	}
 	return nil

@@ -17,67 +17,68 @@ import (
 	"github.com/virgate/virgate/internal/status"
 )
 
-// Cause is why a node does not take a pod. All but the first four and CauseFits are a plugin's of
-// the Kubernetes scheduler: NodeUnschedulable, TaintToleration, NodeAffinity, NodeResourcesFit.
+// Cause is why a node does not take a pod. The causes from CauseHeld to CauseOther correspond to
+// plugins of the Kubernetes scheduler: NodeUnschedulable, TaintToleration, NodeAffinity,
+// NodeResourcesFit.
 type Cause string
 
 // The causes.
 const (
-	// CauseNoResource: the node has no resource of that name; with CauseProfile because the profile
-	// that should make it is rejected, or on its way.
+	// CauseNoResource: the node has no resource of that name. CauseProfile is added if the profile
+	// that should provide it is rejected or not yet applied.
 	CauseNoResource Cause = "noResource"
 	CauseProfile    Cause = "profile"
-	// CauseTooSmall: the node never has as many. CauseIll: it would, were devices healthy.
+	// CauseTooSmall: the node's capacity is too small. CauseIll: too many devices are unhealthy.
 	CauseTooSmall Cause = "tooSmall"
 	CauseIll      Cause = "ill"
-	// CauseSwitching: it would, had the node all devices of the profile that it is switching to.
+	// CauseSwitching: enough only once the node has all devices of the profile that it is switching
+	// to.
 	CauseSwitching Cause = "switching"
 	CauseHeld      Cause = "held"
 	CauseCordoned  Cause = "cordoned"
 	CauseTaint     Cause = "taint"
 	CauseNotReady  Cause = "notReady"
 	CauseAffinity  Cause = "affinity"
-	// CauseOther: cpu, memory, the number of pods, or another resource that is no GPU.
+	// CauseOther: cpu, memory, the number of pods, or another resource outside the domain.
 	CauseOther Cause = "otherResource"
-	// CauseFits: nothing of the above.
+	// CauseFits: none of the above.
 	CauseFits Cause = "fits"
 )
 
-// Candidate is a node as one pod finds it: it has what does not depend on other pods, so that a
+// Candidate is a node as seen by one pod. It holds what does not depend on other pods, so that the
 // Node's labels need not be kept.
 type Candidate struct {
 	Node
-	// Barriers keep the pod away whatever is free, with what is to be said.
+	// Barriers keep the pod away even if everything is free.
 	Barriers []Barrier
-	// Offers is what is allocatable of the resources that the pod requests, those of the domain
-	// apart.
+	// Offers is what is allocatable of the pod's requested resources outside the domain.
 	Offers corev1.ResourceList
 }
 
-// Barrier is a cause and what it is in words.
+// Barrier is a cause with its explanation.
 type Barrier struct {
 	Cause Cause  `json:"cause"`
 	Text  string `json:"text"`
 }
 
-// Question is a pod and what was read to say why it waits.
+// Question is a pod, and what was read to explain why it waits.
 type Question struct {
 	Pod    *corev1.Pod
 	Domain string
 	Nodes  []Candidate
-	// Pods are those with GPUs, Used what all pods of a node have of the resources that Pod
-	// requests, those of the domain apart. PodsUnread says why neither is known.
+	// Pods are the pods with GPUs. Used is, by node, what all its pods use of the resources outside
+	// the domain that Pod requests. PodsUnread is why neither is known.
 	Pods       []Pod
 	Used       map[string]corev1.ResourceList
 	PodsUnread string
-	// Namespace is that of Virgate's own pods. Statuses are the status pages that were read, by node,
-	// StatusUnread says why none was.
+	// Namespace is Virgate's own. Statuses are the status pages that were read, by node;
+	// StatusUnread is why none was read.
 	Namespace    string
 	Statuses     map[string]Status
 	StatusUnread string
 }
 
-// Answer is why a pod waits. Its JSON names are an interface, as View's.
+// Answer explains why a pod waits. Its JSON names are an interface, like View's.
 type Answer struct {
 	Pod string `json:"pod"`
 	// State is waiting, running, starting, refused, ended or noGPU.
@@ -86,7 +87,7 @@ type Answer struct {
 	Requests map[string]int64 `json:"requests"`
 	Node     string           `json:"node,omitempty"`
 	Groups   []WhyGroup       `json:"nodes"`
-	// Help is what would let it run, Notes what else is to be known.
+	// Help is what would let it run, Notes is further information.
 	Help  []string `json:"help"`
 	Notes []string `json:"notes"`
 }
@@ -95,13 +96,14 @@ type Answer struct {
 type WhyGroup struct {
 	Causes []Barrier `json:"causes"`
 	Nodes  []string  `json:"names"`
-	// Holders are the pods that hold what is wanted there.
+	// Holders are the pods that hold what it wants there.
 	Holders []string `json:"holders,omitempty"`
-	// Details say what Virgate says there of GPUs that pods do not get: faults, releases, DRA, a switch.
+	// Details are Virgate's reports about GPUs that pods do not get: faults, releases, DRA, a
+	// switch.
 	Details []string `json:"details,omitempty"`
 }
 
-// wanted are the pod's requests as the scheduler counts them; a pod is one of a node's pods, too.
+// wanted returns the pod's requests as the scheduler counts them, with 1 for the pod itself.
 func wanted(p *corev1.Pod) corev1.ResourceList {
 	list := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{UseStatusResources: true})
 	list[corev1.ResourcePods] = resource.MustParse("1")
@@ -109,23 +111,26 @@ func wanted(p *corev1.Pod) corev1.ResourceList {
 	return list
 }
 
-// NewCandidate says how a pod finds a Node. It is pure.
+// NewCandidate judges a Node for the pod. It is pure.
 func NewCandidate(p *corev1.Pod, n *corev1.Node, domain string) Candidate {
 	c := Candidate{Node: TrimNode(n, domain), Offers: corev1.ResourceList{}}
 	add := func(cause Cause, format string, arguments ...any) {
 		c.Barriers = append(c.Barriers, Barrier{cause, fmt.Sprintf(format, arguments...)})
 	}
 	tolerates := func(taint corev1.Taint) bool {
-		return slices.ContainsFunc(p.Spec.Tolerations, func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Logger{}, &taint, true) })
+		return slices.ContainsFunc(p.Spec.Tolerations,
+			func(t corev1.Toleration) bool { return t.ToleratesTaint(klog.Logger{}, &taint, true) })
 	}
-	if n.Spec.Unschedulable && !tolerates(corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
+	if n.Spec.Unschedulable && !tolerates(
+		corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}) {
 		add(CauseCordoned, "cordoned")
 	}
 	var taints []string
 	notReady := ""
 	for _, taint := range n.Spec.Taints {
 		switch text := taint.ToString(); {
-		case taint.Effect == corev1.TaintEffectPreferNoSchedule || tolerates(taint) || taint.Key == corev1.TaintNodeUnschedulable && n.Spec.Unschedulable:
+		case taint.Effect == corev1.TaintEffectPreferNoSchedule || tolerates(taint) ||
+			taint.Key == corev1.TaintNodeUnschedulable && n.Spec.Unschedulable:
 		case taint.Key == corev1.TaintNodeNotReady || taint.Key == corev1.TaintNodeUnreachable:
 			notReady = cmp.Or(c.NotReady, "the node is not ready")
 		case !slices.Contains(taints, text):
@@ -162,10 +167,17 @@ func NewCandidate(p *corev1.Pod, n *corev1.Node, domain string) Candidate {
 	return c
 }
 
-// Why says why the pod waits, or that it does not. It is pure.
+// Why explains why the pod waits, or that it does not. It is pure.
 func Why(q Question) Answer {
 	p := q.Pod
-	a := Answer{Pod: p.Namespace + "/" + p.Name, Requests: ofDomain(wanted(p), q.Domain), Node: p.Spec.NodeName, Groups: []WhyGroup{}, Help: []string{}, Notes: []string{}}
+	a := Answer{
+		Pod:      p.Namespace + "/" + p.Name,
+		Requests: ofDomain(wanted(p), q.Domain),
+		Node:     p.Spec.NodeName,
+		Groups:   []WhyGroup{},
+		Help:     []string{},
+		Notes:    []string{},
+	}
 	answer := func(state, format string, arguments ...any) Answer {
 		a.State, a.Verdict = state, fmt.Sprintf(format, arguments...)
 		return a
@@ -177,14 +189,17 @@ func Why(q Question) Answer {
 	switch {
 	case p.Status.Phase == corev1.PodFailed && refused(p.Status.Reason):
 		a.Help = append(a.Help, "a refused pod does not start again: its owner makes another, or delete and create it")
-		return answer("refused", "%s was refused by the kubelet of node %s: %s: %s", a.Pod, a.Node, p.Status.Reason, p.Status.Message)
+		return answer("refused", "%s was refused by the kubelet of node %s: %s: %s", a.Pod, a.Node, p.Status.Reason,
+			p.Status.Message)
 	case p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded:
-		return answer("ended", "%s has ended (%s) and holds nothing: %s", a.Pod, p.Status.Phase, cmp.Or(p.Status.Message, p.Status.Reason, "no reason given"))
+		return answer("ended", "%s has ended (%s) and holds nothing: %s", a.Pod, p.Status.Phase,
+			cmp.Or(p.Status.Message, p.Status.Reason, "no reason given"))
 	case len(a.Requests) == 0:
 		answer("noGPU", "%s requests no resource of %s, so it waits for none", a.Pod, q.Domain)
 		for _, name := range slices.Sorted(maps.Keys(wanted(p))) {
 			if domain, _, is := strings.Cut(string(name), "/"); is {
-				a.Notes = append(a.Notes, fmt.Sprintf("it requests %s, which is of another domain: with --domain %s that is looked at", name, domain))
+				a.Notes = append(a.Notes, fmt.Sprintf(
+					"it requests %s, which is of another domain: with --domain %s that is looked at", name, domain))
 			}
 		}
 		if a.Node != "" {
@@ -196,7 +211,9 @@ func Why(q Question) Answer {
 	case a.Node != "":
 		a.Notes = append(a.Notes, deviceNotes(p, q.Domain)...)
 		if waits := containersWait(p); waits != "" {
-			return answer("starting", "%s does not wait for a GPU: it has %s of node %s, and waits there for another reason: %s", a.Pod, asks, a.Node, waits)
+			return answer("starting",
+				"%s does not wait for a GPU: it has %s of node %s, and waits there for another reason: %s", a.Pod, asks,
+				a.Node, waits)
 		}
 		return answer("running", "%s does not wait: it has %s of node %s", a.Pod, asks, a.Node)
 	case len(p.Spec.SchedulingGates) > 0:
@@ -204,26 +221,32 @@ func Why(q Question) Answer {
 		for i, gate := range p.Spec.SchedulingGates {
 			gates[i] = gate.Name
 		}
-		a.Help = append(a.Help, "who set the scheduling gates has to remove them; a queue such as Kueue does when it admits the pod")
-		return answer("waiting", "%s waits for its scheduling gates: %s; no scheduler looks at it before", a.Pod, strings.Join(gates, ", "))
+		a.Help = append(a.Help,
+			"who set the scheduling gates has to remove them; a queue such as Kueue does when it admits the pod")
+		return answer("waiting", "%s waits for its scheduling gates: %s; no scheduler looks at it before", a.Pod,
+			strings.Join(gates, ", "))
 	}
 	a.State = "waiting"
 	a.nodes(&q, asks)
 	if p.Status.NominatedNodeName != "" {
-		a.Notes = append(a.Notes, "the scheduler has made room for it by its priority, on node "+p.Status.NominatedNodeName+": it waits there for pods to end")
+		a.Notes = append(a.Notes, "the scheduler has made room for it by its priority, on node "+
+			p.Status.NominatedNodeName+": it waits there for pods to end")
 	}
 	if message := scheduled(p).Message; message != "" {
 		a.Notes = append(a.Notes, "the scheduler says: "+message)
 	} else {
-		a.Notes = append(a.Notes, "no scheduler has said anything of it; it is for the one named "+cmp.Or(p.Spec.SchedulerName, corev1.DefaultSchedulerName))
+		a.Notes = append(a.Notes, "no scheduler has said anything of it; it is for the one named "+
+			cmp.Or(p.Spec.SchedulerName, corev1.DefaultSchedulerName))
 	}
 	return a
 }
 
-// refused says that a pod failed for a reason that the kubelet gives when it admits pods
-// (pkg/kubelet/lifecycle, cm/devicemanager and cm/topologymanager).
+// refused reports whether the kubelet refused the pod at admission (pkg/kubelet/lifecycle,
+// cm/devicemanager and cm/topologymanager).
 func refused(reason string) bool {
-	return slices.Contains([]string{"UnexpectedAdmissionError", "TopologyAffinityError", "NodeAffinity", "InvalidNodeInfo"}, reason) || strings.HasPrefix(reason, "OutOf")
+	return slices.Contains([]string{
+		"UnexpectedAdmissionError", "TopologyAffinityError", "NodeAffinity", "InvalidNodeInfo",
+	}, reason) || strings.HasPrefix(reason, "OutOf")
 }
 
 func countsText(counts map[string]int64) string {
@@ -243,7 +266,7 @@ func scheduled(p *corev1.Pod) corev1.PodCondition {
 	return corev1.PodCondition{}
 }
 
-// containersWait says what keeps a container of the pod from starting; "" where it runs.
+// containersWait returns what keeps a container of the pod from starting, or "" if nothing does.
 func containersWait(p *corev1.Pod) string {
 	for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
 		if w := c.State.Waiting; w != nil && w.Reason != "PodInitializing" {
@@ -259,23 +282,24 @@ func containersWait(p *corev1.Pod) string {
 func deviceNotes(p *corev1.Pod, domain string) (notes []string) {
 	kept, _ := trimPod(p, domain, "")
 	for _, d := range kept.Devices {
-		notes = append(notes, strings.TrimSpace(fmt.Sprintf("container %s holds %s of %s %s", d.Container, d.ID, d.Resource, strings.ToLower(d.Health))))
+		notes = append(notes, strings.TrimSpace(
+			fmt.Sprintf("container %s holds %s of %s %s", d.Container, d.ID, d.Resource, strings.ToLower(d.Health))))
 	}
 	return notes
 }
 
-// place is a node with what keeps the pod away, and what would have to end there.
+// place is what keeps the pod away from a node, and what would have to end there.
 type place struct {
 	causes []Barrier
 	free   int64
-	// lacks is how many more have to be free, by resource.
+	// lacks is how many more must become free, by resource.
 	lacks   map[string]int64
 	holders []Pod
-	// short says that there are too few of the domain's resources.
+	// short is true if there are too few of the domain's resources.
 	short bool
 }
 
-// phrases say that the same keeps the pod away from all nodes that have what it wants.
+// phrases describe the one cause that keeps the pod away from all nodes that have what it wants.
 var phrases = []struct {
 	cause Cause
 	text  string
@@ -290,19 +314,21 @@ var phrases = []struct {
 	{CauseOther, "cpu, memory or another resource is short on"},
 }
 
-// nodes groups the nodes by what keeps the pod away, and says what would help.
+// nodes groups the nodes by what keeps the pod away, and adds what would help.
 func (a *Answer) nodes(q *Question, asks string) {
 	holders := q.holders()
 	names := map[string]int{}
 	groups := map[string]*WhyGroup{}
 	var best string
 	var bestPlace place
-	alone := map[Cause]int{} // Nodes that this cause alone keeps away.
+	alone := map[Cause]int{} // Nodes that only this cause keeps away.
 	most := map[string]int64{}
-	// Nodes with released GPUs, with units that are DRA's, that lack pods' ends as well as healthy
-	// devices, that are switching and do not have the resource yet, and that will not have it then.
+	// Nodes with released GPUs; with units in DRA; that lack healthy devices and also the end of
+	// pods; that are switching and do not have the resource yet; whose new profile drops the
+	// resource.
 	var released, dra, both, switching, dropping []string
-	for _, node := range slices.SortedFunc(slices.Values(q.Nodes), func(x, y Candidate) int { return strings.Compare(x.Name, y.Name) }) {
+	for _, node := range slices.SortedFunc(slices.Values(q.Nodes),
+		func(x, y Candidate) int { return strings.Compare(x.Name, y.Name) }) {
 		for name, capacity := range node.Capacity {
 			if capacity > 0 {
 				names[name]++
@@ -339,10 +365,12 @@ func (a *Answer) nodes(q *Question, asks string) {
 			if page != nil && page.DRA != nil && len(page.DRA.Paths) > 0 {
 				dra = append(dra, node.Name)
 			}
-			if page != nil && slices.ContainsFunc(page.Resources, func(r status.Resource) bool { return r.Dropped && a.Requests[r.Name] > 0 }) {
+			if page != nil && slices.ContainsFunc(page.Resources,
+				func(r status.Resource) bool { return r.Dropped && a.Requests[r.Name] > 0 }) {
 				dropping = append(dropping, node.Name)
 			}
-			if at.causes[0].Cause == CauseIll && len(at.causes) > 1 && !slices.ContainsFunc(at.causes[1:], func(b Barrier) bool { return b.Cause != CauseHeld }) {
+			if at.causes[0].Cause == CauseIll && len(at.causes) > 1 &&
+				!slices.ContainsFunc(at.causes[1:], func(b Barrier) bool { return b.Cause != CauseHeld }) {
 				both = append(both, node.Name)
 			}
 			if at.causes[len(at.causes)-1].Cause == CauseProfile && node.switching() {
@@ -353,7 +381,7 @@ func (a *Answer) nodes(q *Question, asks string) {
 	for _, key := range slices.Sorted(maps.Keys(groups)) {
 		a.Groups = append(a.Groups, *groups[key])
 	}
-	// Nodes that could take it come first, those without the resource last.
+	// Nodes that could take it come first, nodes without the resource last.
 	far := func(g WhyGroup) int {
 		if slices.ContainsFunc(g.Causes, func(b Barrier) bool { return b.Cause == CauseNoResource }) {
 			return 100
@@ -367,7 +395,8 @@ func (a *Answer) nodes(q *Question, asks string) {
 	a.Verdict = fmt.Sprintf("%s waits for %s: of %s none can give it now", a.Pod, asks, Count(len(q.Nodes), "node"))
 	for _, phrase := range phrases {
 		if offering := len(q.Nodes) - alone[CauseNoResource]; offering > 0 && alone[phrase.cause] == offering {
-			a.Verdict = fmt.Sprintf("%s waits for %s: %s all nodes that have it: %d", a.Pod, asks, phrase.text, offering)
+			a.Verdict = fmt.Sprintf("%s waits for %s: %s all nodes that have it: %d", a.Pod, asks, phrase.text,
+				offering)
 		}
 	}
 	if q.PodsUnread != "" {
@@ -378,11 +407,15 @@ func (a *Answer) nodes(q *Question, asks string) {
 		unread = cmp.Or(unread, q.Statuses[name].Unread)
 	}
 	if unread != "" {
-		a.Notes = append(a.Notes, "faults, released GPUs and DRA are known from Virgate's status pages alone, and not all were read: "+unread)
+		a.Notes = append(a.Notes,
+			"faults, released GPUs and DRA are known from Virgate's status pages alone, and not all were read: "+unread)
 	}
 	if alone[CauseFits] > 0 {
-		a.Verdict = fmt.Sprintf("%s should find a place: %s could give it %s", a.Pod, Count(alone[CauseFits], "node"), asks)
-		help("if it goes on waiting, another rule of the scheduler keeps it away, such as affinity to pods, spreading, ports or volumes: see what the scheduler says")
+		a.Verdict = fmt.Sprintf("%s should find a place: %s could give it %s", a.Pod, Count(alone[CauseFits], "node"),
+			asks)
+		help(
+			"if it goes on waiting, another rule of the scheduler keeps it away, such as affinity to pods, " +
+				"spreading, ports or volumes: see what the scheduler says")
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.Requests)) {
@@ -406,13 +439,16 @@ func (a *Answer) nodes(q *Question, asks string) {
 			})
 			help("the nearest name that nodes have is %s, on %s", near[0], Count(names[near[0]], "node"))
 		case most[name] < want:
-			a.Verdict = fmt.Sprintf("%s waits for %d %s of one node, and no node has more than %d", a.Pod, want, name, most[name])
-			help("%d %s can be given by one node only: request at most that, or divide the work among pods", most[name], name)
+			a.Verdict = fmt.Sprintf("%s waits for %d %s of one node, and no node has more than %d", a.Pod, want, name,
+				most[name])
+			help("%d %s can be given by one node only: request at most that, or divide the work among pods", most[name],
+				name)
 		}
 	}
 	if best != "" {
 		ending := bestPlace.toEnd()
-		help("node %s has the most free, %d: %s would have to end there, such as %s", best, bestPlace.free, Count(len(ending), "pod"), Some(podNames(ending), 5))
+		help("node %s has the most free, %d: %s would have to end there, such as %s", best, bestPlace.free,
+			Count(len(ending), "pod"), Some(podNames(ending), 5))
 	}
 	for _, cause := range []struct {
 		cause Cause
@@ -423,7 +459,11 @@ func (a *Answer) nodes(q *Question, asks string) {
 		{CauseCordoned, "kubectl uncordon would open %s"},
 		{CauseNotReady, "%s would take it when ready again"},
 		{CauseIll, "%s would take it with all devices healthy: virgate cluster gpus says what is unhealthy"},
-		{CauseSwitching, "%s will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch says how long a device stays usable for them"},
+		{
+			CauseSwitching,
+			"%s will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch " +
+				"says how long a device stays usable for them",
+		},
 		{CauseOther, "%s would take it if it requested less, or other pods ended, of what is not enough"},
 	} {
 		count := alone[cause.cause]
@@ -435,16 +475,20 @@ func (a *Answer) nodes(q *Question, asks string) {
 		}
 	}
 	if len(dropping) > 0 {
-		help("the new profile of %s does not offer what it wants: request what that profile has, or choose another", Some(dropping, 3))
+		help("the new profile of %s does not offer what it wants: request what that profile has, or choose another",
+			Some(dropping, 3))
 	}
 	if len(both) > 0 {
-		help("%s would take it when devices are back and pods have ended as well: %s", Count(len(both), "node"), Some(both, 3))
+		help("%s would take it when devices are back and pods have ended as well: %s", Count(len(both), "node"),
+			Some(both, 3))
 	}
 	if len(released) > 0 {
 		help("virgate gpu restore, in Virgate's pod on %s, gives the released GPUs back", Some(released, 3))
 	}
 	if len(dra) > 0 {
-		help("what DRA has on %s comes free when the claims end that have it; the device plugin gets it back with a profile that does not give the resource to DRA", Some(dra, 3))
+		help(
+			"what DRA has on %s comes free when the claims end that have it; the device plugin gets it back with a "+
+				"profile that does not give the resource to DRA", Some(dra, 3))
 	}
 	if len(switching) > 0 {
 		help("what the switch on %s waits for has to end there, if the profile brings the resource", Some(switching, 3))
@@ -457,7 +501,7 @@ func (a *Answer) nodes(q *Question, asks string) {
 	}
 }
 
-// holders are the pods that have some of the domain's resources, by node.
+// holders returns the pods that have some of the domain's resources, by node.
 func (q *Question) holders() map[string][]Pod {
 	holders := map[string][]Pod{}
 	for _, p := range q.Pods {
@@ -468,14 +512,17 @@ func (q *Question) holders() map[string][]Pod {
 	return holders
 }
 
-// judge says what keeps the pod, which requests so much, from the node.
+// judge returns what keeps the pod, with these requests, away from the node.
 func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) place {
 	at := place{causes: slices.Clone(node.Barriers), lacks: map[string]int64{}}
 	add := func(cause Cause, format string, arguments ...any) {
 		at.causes = append(at.causes, Barrier{cause, fmt.Sprintf(format, arguments...)})
 	}
 	for _, name := range slices.Sorted(maps.Keys(requests)) {
-		want, has, allocatable, held := requests[name], node.Capacity[name], node.Allocatable[name], int64(0)
+		want := requests[name]
+		has := node.Capacity[name]
+		allocatable := node.Allocatable[name]
+		held := int64(0)
 		var by []Pod
 		for _, p := range pods {
 			if p.Requests[name] > 0 {
@@ -486,15 +533,17 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 		free := max(0, allocatable-held)
 		switch {
 		case has == 0:
-			// A Node whose resource is unknown or gone is not asked what else keeps the pod away.
+			// Without the resource, other causes do not matter.
 			at = place{causes: []Barrier{{CauseNoResource, "no " + name}}}
 			switch state := nodereport.ProfileState(node.State); {
 			case state == nodereport.ProfileRejected:
-				add(CauseProfile, "the profile %s, which is wanted there, is rejected: %s", node.Wanted, node.Condition.Message)
+				add(CauseProfile, "the profile %s, which is wanted there, is rejected: %s", node.Wanted,
+					node.Condition.Message)
 			case node.switching():
 				add(CauseProfile, "the node is switching to the profile %s", node.Wanted)
 			case node.Wanted != "" && state != nodereport.ProfileApplied:
-				add(CauseProfile, "the profile %s, which is wanted there, is %s", node.Wanted, cmp.Or(node.State, "not yet seen"))
+				add(CauseProfile, "the profile %s, which is wanted there, is %s", node.Wanted,
+					cmp.Or(node.State, "not yet seen"))
 			}
 			at.short = true
 			return at
@@ -502,7 +551,7 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 			add(CauseTooSmall, "%d %s at most", has, name)
 		case free >= want:
 		case has-held >= want || allocatable < want && node.switching():
-			// What a switch has withdrawn is mostly held, and its holders are whom the switch waits for.
+			// What a switch has withdrawn is mostly held, and the switch waits for these holders.
 			cause, why := node.unhealthy()
 			text := fmt.Sprintf("%d of %d %s %s", has-allocatable, has, name, why)
 			if held > 0 {
@@ -552,8 +601,8 @@ func (n Node) switching() bool {
 	return nodereport.ProfileState(n.State) == nodereport.ProfileSwitching
 }
 
-// unhealthy says why devices of the node are not allocatable. The kubelet does not tell those that a
-// switch has withdrawn from faulty ones.
+// unhealthy returns why devices of the node are not allocatable. The kubelet reports devices that a
+// switch has withdrawn like faulty ones.
 func (n Node) unhealthy() (Cause, string) {
 	if !n.switching() {
 		return CauseIll, "unhealthy"
@@ -570,7 +619,7 @@ func (at *place) hold(pods []Pod) {
 	}
 }
 
-// toEnd are pods whose end would make room: those with most first, so that few have to.
+// toEnd returns pods whose end would make room, largest first, so that few have to end.
 func (at place) toEnd() (pods []Pod) {
 	lacks := maps.Clone(at.lacks)
 	most := func(p Pod) (gives int64) {
@@ -606,7 +655,7 @@ func isOrAre(count int, what string) string {
 	return Count(count, what) + " are"
 }
 
-// Count is "1 node" or "3 nodes".
+// Count formats "1 node" or "3 nodes".
 func Count(count int, what string) string {
 	if count == 1 {
 		return "1 " + what
@@ -614,7 +663,7 @@ func Count(count int, what string) string {
 	return fmt.Sprintf("%d %ss", count, what)
 }
 
-// Some are at most that many names, and a count of the others.
+// Some joins at most that many names, and counts the others.
 func Some(names []string, most int) string {
 	if len(names) <= most {
 		return strings.Join(names, ", ")
@@ -622,7 +671,7 @@ func Some(names []string, most int) string {
 	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
 }
 
-// common is how many bytes two names begin with alike.
+// common returns the length of the longest common prefix, in bytes.
 func common(a, b string) (count int) {
 	for count < min(len(a), len(b)) && a[count] == b[count] {
 		count++

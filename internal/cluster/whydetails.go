@@ -12,8 +12,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// details are what Virgate says on the node of GPUs that no pod gets, or only those that hold them
-// already. Without the status page, which may be nil, it is what the Node's condition says.
+// details returns what Virgate reports about the node's GPUs that pods cannot get, or that only
+// their present holders can use. If page is nil, only the Node's condition is known.
 func (n Node) details(page *status.Status) (texts []string) {
 	if c := n.Condition; c.Type != "" && (c.Status != corev1.ConditionTrue || n.switching()) {
 		texts = append(texts, strings.TrimSuffix(c.Reason+": "+c.Message, ": "))
@@ -28,7 +28,8 @@ func (n Node) details(page *status.Status) (texts []string) {
 	}
 	faulty := func(what, index string, h status.Health) {
 		if h.State != sharing.Healthy && h.State != "" {
-			texts = append(texts, strings.TrimSuffix(fmt.Sprintf("%s %s is %s: %s", what, index, h.State, h.Reason), ": "))
+			texts = append(texts, strings.TrimSuffix(fmt.Sprintf("%s %s is %s: %s", what, index, h.State, h.Reason),
+				": "))
 		}
 	}
 	for _, gpu := range page.GPUs {

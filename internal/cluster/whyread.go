@@ -13,17 +13,23 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// Why reads what is needed to say why a pod waits, and says it. Of a pod that is not there it says
-// which quota may refuse it: such a pod is never made.
+// Why reads what is needed to explain why a pod waits, and explains it. If the pod does not exist,
+// the error names the failed creation and the exhausted quotas that may have prevented it.
 func (c *Client) Why(ctx context.Context, o Options, namespace, name string) (Answer, error) {
 	pod, err := c.pod(ctx, namespace, name)
 	if err != nil {
 		return Answer{}, err
 	}
 	if pod == nil {
-		return Answer{}, fmt.Errorf("there is no pod %s/%s%s%s", namespace, name, c.notMade(ctx, namespace, name), c.refusing(ctx, namespace, o.Domain))
+		return Answer{}, fmt.Errorf("there is no pod %s/%s%s%s", namespace, name, c.notMade(ctx, namespace, name),
+			c.refusing(ctx, namespace, o.Domain))
 	}
-	q := Question{Pod: pod, Domain: o.Domain, Namespace: o.Namespace, Used: map[string]corev1.ResourceList{}}
+	q := Question{
+		Pod:       pod,
+		Domain:    o.Domain,
+		Namespace: o.Namespace,
+		Used:      map[string]corev1.ResourceList{},
+	}
 	if a := Why(q); a.State != "waiting" || len(pod.Spec.SchedulingGates) > 0 {
 		return a, nil
 	}
@@ -57,17 +63,18 @@ func (c *Client) Why(ctx context.Context, o Options, namespace, name string) (An
 	return Why(q), ctx.Err()
 }
 
-// mostPages is how many status pages are read to say why one pod waits: as many as people look at.
+// mostPages limits the status pages read to explain one pod, to what a user would read.
 const mostPages = 20
 
-// short are nodes that Virgate serves and that have too few of what the pod wants, those first that
-// nothing else keeps it from.
+// short returns Virgate's nodes that have too few of what the pod wants, those with the fewest
+// other barriers first.
 func (q *Question) short() (nodes []Node) {
 	byNode := q.holders()
 	candidates := slices.Clone(q.Nodes)
 	slices.SortStableFunc(candidates, func(x, y Candidate) int { return cmp.Compare(len(x.Barriers), len(y.Barriers)) })
 	for _, node := range candidates {
-		if node.Condition.Type != "" && len(nodes) < mostPages && q.judge(ofDomain(wanted(q.Pod), q.Domain), node, byNode[node.Name]).short {
+		if node.Condition.Type != "" && len(nodes) < mostPages &&
+			q.judge(ofDomain(wanted(q.Pod), q.Domain), node, byNode[node.Name]).short {
 			nodes = append(nodes, node.Node)
 		}
 	}
@@ -96,28 +103,30 @@ func (q *Question) add(p *corev1.Pod) {
 	}
 }
 
-// pod is nil where there is none of that name. It is looked for by a list, as everything else, so
-// that the right to list is enough.
+// pod returns nil if there is no such pod. It uses a list, like all requests here, so that the
+// right to list is enough.
 func (c *Client) pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
 	var list corev1.PodList
 	if err := c.inNamespace(ctx, namespace, "pods", "metadata.name="+name, &list); err != nil {
 		return nil, fmt.Errorf("find pod %s/%s: %w", namespace, name, err)
 	}
-	if i := slices.IndexFunc(list.Items, func(p corev1.Pod) bool { return p.Namespace == namespace && p.Name == name }); i >= 0 {
+	if i := slices.IndexFunc(list.Items,
+		func(p corev1.Pod) bool { return p.Namespace == namespace && p.Name == name }); i >= 0 {
 		return &list.Items[i], nil
 	}
 	return nil, nil
 }
 
-// inNamespace lists a few objects of one namespace, for which the right there is enough.
+// inNamespace lists a few objects of one namespace, with rights in that namespace only.
 func (c *Client) inNamespace(ctx context.Context, namespace, resource, fields string, into runtime.Object) error {
 	c.Lists.Add(1)
-	return c.core.Get().Namespace(namespace).Resource(resource).VersionedParams(&metav1.ListOptions{FieldSelector: fields}, metav1.ParameterCodec).
+	return c.core.Get().Namespace(namespace).Resource(resource).VersionedParams(
+		&metav1.ListOptions{FieldSelector: fields}, metav1.ParameterCodec).
 		Timeout(listTimeout).Do(ctx).Into(into)
 }
 
-// notMade is what a controller says of a pod of that name that it could not make, or of the last one
-// that it could not make for a workload of that name; "" for nothing.
+// notMade returns the latest event that a pod of that name, or a pod of a workload of that name,
+// could not be created; "" if there is none.
 func (c *Client) notMade(ctx context.Context, namespace, name string) string {
 	var list corev1.EventList
 	if err := c.inNamespace(ctx, namespace, "events", "reason=FailedCreate", &list); err != nil {
@@ -126,7 +135,7 @@ func (c *Client) notMade(ctx context.Context, namespace, name string) string {
 	var last *corev1.Event
 	for i := range list.Items {
 		event := &list.Items[i]
-		// A Deployment's ReplicaSet has its name and a hash.
+		// A Deployment's ReplicaSet is named after it, with a hash.
 		owner := event.InvolvedObject.Name == name || strings.HasPrefix(event.InvolvedObject.Name, name+"-")
 		ofIt := owner || strings.HasPrefix(name, event.InvolvedObject.Name+"-")
 		if event.Reason == "FailedCreate" && ofIt && (last == nil || last.LastTimestamp.Before(&event.LastTimestamp)) {
@@ -136,10 +145,11 @@ func (c *Client) notMade(ctx context.Context, namespace, name string) string {
 	if last == nil {
 		return ""
 	}
-	return fmt.Sprintf("; the %s %s could not make a pod: %s", last.InvolvedObject.Kind, last.InvolvedObject.Name, last.Message)
+	return fmt.Sprintf("; the %s %s could not make a pod: %s", last.InvolvedObject.Kind, last.InvolvedObject.Name,
+		last.Message)
 }
 
-// refusing says which quotas of the namespace have no more of the domain's resources.
+// refusing returns which quotas of the namespace have none left of the domain's resources.
 func (c *Client) refusing(ctx context.Context, namespace, domain string) string {
 	var list corev1.ResourceQuotaList
 	if err := c.inNamespace(ctx, namespace, "resourcequotas", "", &list); err != nil {
@@ -155,21 +165,22 @@ func (c *Client) refusing(ctx context.Context, namespace, domain string) string 
 	return "; if something should have made it, the likely reason that it did not: " + strings.Join(texts, "; ")
 }
 
-// exhausted says what a quota has no more of. How much a pod would want that is not there is not known,
-// so what is nearly used up is left to notMade.
+// exhausted returns what a quota has none left of. How much the missing pod wanted is unknown, so a
+// quota that is only nearly used up is left to notMade.
 func exhausted(quota corev1.ResourceQuota, domain string) (texts []string) {
 	const prefix = corev1.DefaultResourceRequestsPrefix
 	for name, hard := range quota.Status.Hard {
 		resource, ok := strings.CutPrefix(string(name), prefix)
 		if used := quota.Status.Used[name]; ok && strings.HasPrefix(resource, domain+"/") && used.Cmp(hard) >= 0 {
-			texts = append(texts, fmt.Sprintf("the quota %s has %s of %s %s used", quota.Name, used.String(), hard.String(), resource))
+			texts = append(texts, fmt.Sprintf("the quota %s has %s of %s %s used", quota.Name, used.String(),
+				hard.String(), resource))
 		}
 	}
 	slices.Sort(texts)
 	return texts
 }
 
-// ParsePod is a pod's name with its namespace: NAMESPACE/POD, or POD in that namespace.
+// ParsePod parses NAMESPACE/POD, or POD in the given namespace.
 func ParsePod(text, namespace string) (_, name string, err error) {
 	text = strings.TrimPrefix(strings.TrimPrefix(text, "pods/"), "pod/")
 	if before, after, both := strings.Cut(text, "/"); both {

@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// RESTConfig says how to reach the API server: by the kubeconfig file at path
-// or, where path is empty, as a pod does. It does not connect.
+// RESTConfig finds the API server: from the kubeconfig file at path or, if path is empty, from a
+// pod's service account. It does not connect.
 func RESTConfig(path string) (*rest.Config, error) {
 	var config *rest.Config
 	var err error
@@ -39,13 +39,13 @@ func RESTConfig(path string) (*rest.Config, error) {
 	return config, nil
 }
 
-// Client reads from the API server. Those with the RESTConfig of one path share a connection.
+// Client reads from the API server. Clients whose RESTConfig has the same path share a connection.
 type Client struct {
-	// watcher makes a watcher that keeps the store up to date.
+	// watcher returns a watcher that keeps the store up to date.
 	watcher func(q query, into store) *watcher
 }
 
-// NewClient makes a Client; it does not connect yet.
+// NewClient returns a Client and does not connect yet.
 func NewClient(config *rest.Config) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), metav1.AddMetaToScheme(scheme)); err != nil {
@@ -67,23 +67,23 @@ func NewClient(config *rest.Config) (*Client, error) {
 }
 
 type query struct {
-	// what names them in messages: "node n1".
+	// what names the objects in messages: "node n1".
 	what, resource string
-	// namespace is "" for objects without one, and for all namespaces.
+	// namespace is "" for objects without a namespace, and for all namespaces.
 	namespace string
 	selector  fields.Selector
 	// metadataOnly leaves out spec and status (API Concepts, "Metadata-only fetches").
 	metadataOnly bool
 }
 
-// byName selects one object; RBAC's resourceNames cover a list and a watch with it.
+// byName selects one object; RBAC's resourceNames allow a list and a watch with it.
 func byName(name string) fields.Selector { return fields.OneTermEqualSelector("metadata.name", name) }
 
-// newWatcher makes a Client's watcher; core reads objects, or their metadata, as protobuf.
+// newWatcher returns a Client's watcher; core reads objects, or their metadata, as protobuf.
 func newWatcher(core rest.Interface, q query, into store) *watcher {
-	// Each request is made once: who asks again, and when, is the watcher's
-	// business. client-go would do so after exactly as long as the server says, or
-	// one second, which is the same on all nodes (v0.36, rest/with_retry.go).
+	// Each request is made once; only the watcher decides whether and when to repeat it. client-go
+	// would repeat it after exactly the time that the server asks for, or one second, which is the
+	// same on all nodes (v0.36, rest/with_retry.go).
 	request := func(options metav1.ListOptions, kind string) *rest.Request {
 		options.FieldSelector = q.selector.String()
 		r := core.Get().MaxRetries(0).NamespaceIfScoped(q.namespace, q.namespace != "").Resource(q.resource).
@@ -95,7 +95,9 @@ func newWatcher(core rest.Interface, q query, into store) *watcher {
 		return r
 	}
 	return &watcher{
-		what: q.what, store: into, pace: defaultPace(),
+		what:  q.what,
+		store: into,
+		pace:  defaultPace(),
 		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return request(options, "PartialObjectMetadataList").Do(ctx).Get()
 		},
@@ -106,13 +108,13 @@ func newWatcher(core rest.Interface, q query, into store) *watcher {
 	}
 }
 
-// maxResponse is how many bytes of a response are read. An object has 1.5 MiB at most
-// (etcd, --max-request-bytes), and the most that is listed are the pods of one node. A
-// watch has no end; client-go limits each of its events.
+// maxResponse limits a response, in bytes. An object has at most 1.5 MiB (etcd,
+// --max-request-bytes), and the largest list is the pods of one node. A watch has no limit;
+// client-go limits each of its events.
 const maxResponse = 32 << 20
 
-// responseLimit makes longer responses errors, so that a server or a proxy that
-// has gone mad does not take the node's memory.
+// responseLimit turns longer responses into errors, so that a server or proxy gone mad does not use
+// up the node's memory.
 type responseLimit struct{ next http.RoundTripper }
 
 func (l responseLimit) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -137,14 +139,13 @@ func (b *limitedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// sharedConnection makes requests wait for the first of them, at the start and after a
-// lost connection, so that they share its connection. Otherwise each opens its own, and
-// all but one are closed again unused: before a response, net/http cannot know that the
-// server speaks HTTP/2 (Go 1.26, transport.go). A TLS handshake is the most that a node's
-// start costs an API server.
+// sharedConnection makes requests wait for the first one, at the start and after a lost connection,
+// so that they share its connection. Otherwise each would open its own, and all but one would be
+// closed unused: before a response, net/http cannot know that the server speaks HTTP/2 (Go 1.26,
+// transport.go). A TLS handshake is the largest cost of a node's start for an API server.
 type sharedConnection struct {
 	next http.RoundTripper
-	// connected says that the last request was answered.
+	// connected is true if the last request was answered.
 	connected atomic.Bool
 	// first is held by the request that connects.
 	first chan struct{}
@@ -175,7 +176,7 @@ func (s *sharedConnection) RoundTrip(request *http.Request) (*http.Response, err
 	return response, err
 }
 
-// connectionBody notices a lost connection, of which only open responses hear.
+// connectionBody notices a lost connection, which only open responses report.
 type connectionBody struct {
 	io.ReadCloser
 	connection *sharedConnection

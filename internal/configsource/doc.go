@@ -1,14 +1,11 @@
-// Package configsource finds the profile that should be in force on this node: in
-// a file, or among several in a directory or a ConfigMap by the Node's labels and the
-// rules that lie beside them.
+// Package configsource finds the profile that should be in force on this node: in a file, or among
+// several in a directory or a ConfigMap, by the Node's labels and the rules stored with them.
 //
-// It knows where profiles come from and how to hear of a change; what they say is
-// for package configs, and what to do about it for the caller. A source says "look
-// again", never what has changed, and what was last seen stays while it cannot be
-// read.
+// It knows the sources of profiles and notices changes. Package configs reads their content, and
+// the caller acts on it. A source signals only that something has changed, never what. While it
+// cannot be read, what was last seen stays.
 //
-// Read file.go for the simplest sources, then select.go: Choose is all that
-// decides, NodeSource applies it. A ConfigMap and a Node's labels (objects.go) are
-// kept up to date by a watcher (watch.go) through one connection (client.go).
-// lastknowngood.go keeps the profile in force for the next start.
+// Read file.go for the simplest sources, then select.go: Choose decides, and NodeSource applies it.
+// A ConfigMap and a Node's labels (objects.go) are kept up to date by a watcher (watch.go) through
+// one connection (client.go). lastknowngood.go stores the profile in force for the next start.
 package configsource

@@ -19,7 +19,7 @@ import (
 	"github.com/virgate/virgate/configs"
 )
 
-// File takes the profile from a file, or from flags alone when Path is empty.
+// File reads the profile from a file, or from flags only if Path is empty.
 type File struct {
 	// Path is a profile, or a ConfigMap manifest with one; it may be a symbolic link.
 	Path string
@@ -29,17 +29,17 @@ type File struct {
 	Overrides configs.Overrides
 	// Started are the settings of this process; a profile that needs others is refused.
 	Started configs.StartupSettings
-	// Labels are the Node's, for the MIG layout's; nil where none are looked at.
+	// Labels are the Node's, for the MIG layout label; nil if they are not read.
 	Labels *NodeLabels
-	// Done ends a reading that waits, as of a FIFO; nil for never.
+	// Done cancels a read that waits, as on a FIFO; nil disables it.
 	Done <-chan struct{}
 
 	content polled[[]byte]
-	// hadContent says that the file was not always empty. An empty one is then no profile
-	// that says nothing: who writes to it in place empties it first.
+	// hadContent is true if the file was once not empty. If it is empty later, that is not an empty
+	// profile but an error: a program that rewrites a file in place empties it first.
 	hadContent atomic.Bool
-	// last is what was parsed last: a profile is asked for whenever anything on the node
-	// changes, and parsing takes far longer than comparing a few kilobytes.
+	// last is the last parsed file. The profile is read whenever anything on the node changes, and
+	// parsing takes far longer than comparing a few kilobytes.
 	mu   sync.Mutex
 	last *parsedFile
 }
@@ -50,15 +50,15 @@ type parsedFile struct {
 	err      error
 }
 
-// Profile reads the file and returns its profile. The error names file, line
-// and field of every problem. It is configs.ErrPending while the Node's labels
-// are not known and the profile depends on them.
+// Profile reads the file and returns its profile. The error names file, line and field of every
+// problem. It is configs.ErrPending while the profile depends on the Node's labels and they are
+// unknown.
 func (f *File) Profile() (configs.SelectedProfile, error) {
 	selected, err := f.parse()
 	if err == nil {
 		selected, err = f.Labels.Layout(selected)
 	}
-	if errors.Is(err, context.Canceled) { // What is read no more is not wrong.
+	if errors.Is(err, context.Canceled) { // A cancelled read is not an error in the profile.
 		err = fmt.Errorf("%w: %w", configs.ErrPending, err)
 	}
 	if err != nil {
@@ -67,7 +67,7 @@ func (f *File) Profile() (configs.SelectedProfile, error) {
 	return checkStarted(selected, nil, f.Started)
 }
 
-// WithLabel is NodeSource.WithLabel: only the MIG layout's label changes anything here.
+// WithLabel is like NodeSource.WithLabel. Only the MIG layout label changes anything here.
 func (f *File) WithLabel(label, value string) (configs.SelectedProfile, error) {
 	wanted := configs.SelectedProfile{Name: f.Key, Source: cmp.Or(f.Path, flagsSource)}
 	if label != MIGLabel {
@@ -84,7 +84,7 @@ func (f *File) WithLabel(label, value string) (configs.SelectedProfile, error) {
 	return checkStarted(selected, cmp.Or(err, checkLayout(label, selected)), f.Started)
 }
 
-// Config reads the file and returns all that it says.
+// Config reads the file and returns its whole configuration.
 func (f *File) Config() (configs.Config, error) {
 	selected, err := f.parse()
 	return selected.Config, err
@@ -101,7 +101,8 @@ func (f *File) parse() (configs.SelectedProfile, error) {
 	if len(data) > 0 {
 		f.hadContent.Store(true)
 	} else if f.hadContent.Load() {
-		return configs.SelectedProfile{}, fmt.Errorf("%s: it had a profile and is empty now; one that says nothing is version: v1", f.Path)
+		return configs.SelectedProfile{},
+			fmt.Errorf("%s: it had a profile and is empty now; one that says nothing is version: v1", f.Path)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -116,7 +117,7 @@ func (f *File) read() ([]byte, error) {
 	return f.content.read(func() ([]byte, error) { return readUntil(f.Done, f.Path) }, bytes.Equal)
 }
 
-// parseFile reads a profile, or a ConfigMap manifest that has one under key.
+// parseFile reads a profile, or a ConfigMap manifest with one under key.
 func parseFile(path string, data []byte, key string, overrides configs.Overrides) (configs.SelectedProfile, error) {
 	file, err := configs.ParseKey(path, data, key, overrides)
 	if err != nil {
@@ -129,16 +130,16 @@ func parseFile(path string, data []byte, key string, overrides configs.Overrides
 	return config.SelectedFrom(path, key, map[string]string{"": string(data)}), nil
 }
 
-// flagsSource is what people call a profile that no document says.
+// flagsSource is the displayed source of a profile without a document.
 const flagsSource = "flags"
 
-// parseFlags is the profile of flags and environment alone.
+// parseFlags returns the profile of flags and environment only.
 func parseFlags(overrides configs.Overrides) (configs.SelectedProfile, error) {
 	config, err := configs.Parse("", nil, overrides)
 	return config.SelectedFrom(flagsSource, "", nil), err
 }
 
-// Watch calls changed at once and whenever the content or the labels are others.
+// Watch calls changed at once and whenever the content or the labels have changed.
 func (f *File) Watch(ctx context.Context, changed func()) error {
 	var following sync.WaitGroup
 	defer following.Wait()
@@ -154,24 +155,24 @@ func (f *File) Watch(ctx context.Context, changed func()) error {
 	return nil
 }
 
-// Directory has profiles in files by their names, as a mounted ConfigMap has them.
+// Directory holds profiles in files named after them, like a mounted ConfigMap.
 type Directory struct {
 	Path string
 
 	content polled[configs.Documents]
 }
 
-// String is the path.
+// String returns the path.
 func (d *Directory) String() string { return d.Path }
 
-// Documents reads the files. Directories are left out, and names that begin
-// with "..", which the kubelet uses for itself, as NVIDIA's config-manager does.
+// Documents reads the files. Like NVIDIA's config-manager, it skips directories and names that
+// begin with "..", which the kubelet uses itself.
 func (d *Directory) Documents() (configs.Documents, error) {
 	return d.content.read(d.documents, maps.Equal[configs.Documents, configs.Documents])
 }
 
 func (d *Directory) documents() (configs.Documents, error) {
-	// A mounted ConfigMap changes when this link does: its target has one version.
+	// A mounted ConfigMap changes when this link changes: its target is one version.
 	path := d.Path
 	if target, err := filepath.EvalSymlinks(filepath.Join(path, "..data")); err == nil {
 		path = target
@@ -201,20 +202,20 @@ func (d *Directory) documents() (configs.Documents, error) {
 	return documents, nil
 }
 
-// Watch calls changed at once and whenever a file has other content, comes or goes.
+// Watch calls changed at once and whenever a file changes, appears or disappears.
 func (d *Directory) Watch(ctx context.Context, changed func()) error {
 	d.content.watch(ctx, func() { _, _ = d.Documents() }, changed)
 	return nil
 }
 
-// maxDocument is the size in bytes of the largest document that is read; a
-// ConfigMap has 1 MiB in all (Kubernetes, api/validation).
+// maxDocument is the size limit of a document, in bytes; a ConfigMap has at most 1 MiB in total
+// (Kubernetes, api/validation).
 const maxDocument = 4 << 20
 
 // Stdin is the path of standard input, which can be read once.
 const Stdin = "-"
 
-// Name is what messages call the file with the path.
+// Name returns the name of the file in messages.
 func Name(path string) string {
 	if path == Stdin {
 		return "<stdin>"
@@ -222,8 +223,8 @@ func Name(path string) string {
 	return path
 }
 
-// Read reads a file of at most maxDocument. It ends with ctx also while it waits for what a FIFO
-// or standard input has.
+// Read reads a file of at most maxDocument. It returns when ctx ends even while it waits for a FIFO
+// or standard input.
 func Read(ctx context.Context, path string) ([]byte, error) { return readUntil(ctx.Done(), path) }
 
 func readUntil(done <-chan struct{}, path string) (data []byte, err error) {
@@ -233,7 +234,8 @@ func readUntil(done <-chan struct{}, path string) (data []byte, err error) {
 	read := make(chan struct{})
 	var got []byte
 	var failed error
-	// No call ends a reading of every kind of file, so this one may stay until the program ends.
+	// Not every kind of file has a call that cancels a read, so this one may stay until the program
+	// ends.
 	go func() {
 		defer close(read)
 		got, failed = readLimited(path)
@@ -248,16 +250,21 @@ func readUntil(done <-chan struct{}, path string) (data []byte, err error) {
 
 // readLimited reads a file of at most maxDocument.
 func readLimited(path string) ([]byte, error) {
-	file := os.Stdin // Opened as /dev/stdin, it may be refused to another user than its owner.
+	file := os.Stdin // Opening /dev/stdin may be refused if another user owns it.
 	if path != Stdin {
 		var err error
-		if file, err = os.Open(path); err != nil {
+		file, err = os.Open(path)
+		if err != nil {
 			return nil, err
 		}
 	}
 	data, err := io.ReadAll(io.LimitReader(file, maxDocument+1))
-	if err = errors.Join(err, file.Close()); errors.Is(err, syscall.EISDIR) {
-		return nil, fmt.Errorf("%s is a directory: name a file in it; virgate run takes a directory by --config-dir, where the Node's label chooses the file", path)
+	err = errors.Join(err, file.Close())
+	if errors.Is(err, syscall.EISDIR) {
+		return nil,
+			fmt.Errorf(
+				"%s is a directory: name a file in it; virgate run takes a directory by --config-dir, where the "+
+					"Node's label chooses the file", path)
 	} else if err != nil {
 		return nil, err
 	}
@@ -273,25 +280,26 @@ func readLimited(path string) ([]byte, error) {
 	return data, nil
 }
 
-// hasDocument is false for YAML that is comments alone. As a file it is a profile that says nothing; from a program, such as
-// helm, that nothing came.
+// hasDocument returns false for YAML with only comments. In a file, that is a profile without
+// settings. From a program, such as helm, it means that no output came.
 func hasDocument(data []byte) bool {
 	for line := range bytes.Lines(data) {
-		if line = bytes.TrimSpace(line); len(line) > 0 && line[0] != '#' && string(line) != "---" {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && line[0] != '#' && string(line) != "---" {
 			return true
 		}
 	}
 	return false
 }
 
-// readInterval is how often files are read. Reading a few kilobytes costs less
-// than being wrong about renames, symbolic links that move and editors that
-// truncate, which a file watch has to follow one by one.
+// readInterval is the interval at which files are read. Reading a few kilobytes is cheaper than
+// errors with renames, moved symbolic links and editors that truncate, which a file watch must
+// handle one by one.
 const readInterval = 200 * time.Millisecond
 
-// polled counts the changes of what is read again and again. Each reading is compared with
-// the one before it, whoever made that: a file that is there for a moment, between two
-// looks of Watch, would stay in force otherwise.
+// polled counts the changes of something that is read repeatedly. Each reading is compared with the
+// previous one, whichever caller made that. Otherwise a file that exists only briefly, between two
+// checks of Watch, would stay in force.
 type polled[T any] struct {
 	mu      sync.Mutex
 	last    T
@@ -310,11 +318,11 @@ func (p *polled[T]) read(do func() (T, error), equal func(a, b T) bool) (T, erro
 	return value, err
 }
 
-// watch calls changed at once and whenever a reading, which look makes, has differed.
+// watch calls changed at once and whenever a reading has differed; look makes the readings.
 func (p *polled[T]) watch(ctx context.Context, look, changed func()) {
 	tick := time.NewTicker(readInterval)
 	defer tick.Stop()
-	look() // Before the first call: what changes after it is then noticed.
+	look() // Before the first call, so that later changes are noticed.
 	told := p.changes.Load()
 	changed()
 	for {

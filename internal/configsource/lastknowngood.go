@@ -11,16 +11,16 @@ import (
 	"github.com/virgate/virgate/configs"
 )
 
-// Store keeps a profile over restarts: where it was found, and its documents.
+// Store keeps a profile over restarts: its source and its documents.
 type Store interface {
-	// Load returns what was last saved; false for nothing.
+	// Load returns what was last saved; false if there is nothing.
 	Load() (configs.SelectedProfile, bool, error)
 	// Save returns when the profile is on disk.
 	Save(configs.SelectedProfile) error
 }
 
-// LastKnownGood keeps the profile in force, so that the next start needs neither the
-// API server nor a profile that is right just then.
+// LastKnownGood stores the profile in force, so that the next start requires neither the API server
+// nor a valid profile at that moment.
 type LastKnownGood struct {
 	store     Store
 	overrides configs.Overrides
@@ -29,16 +29,27 @@ type LastKnownGood struct {
 
 	wanted atomic.Pointer[configs.SelectedProfile]
 	wake   chan struct{}
-	// dropped says that what is stored has been found of no use.
+	// dropped is true once the stored profile has proved unusable.
 	dropped atomic.Bool
 }
 
-// NewLastKnownGood makes a LastKnownGood; Run does the writing.
-func NewLastKnownGood(store Store, overrides configs.Overrides, started configs.StartupSettings, log *slog.Logger) *LastKnownGood {
-	return &LastKnownGood{store: store, overrides: overrides, started: started, log: log, wake: make(chan struct{}, 1)}
+// NewLastKnownGood returns a LastKnownGood; Run does the writing.
+func NewLastKnownGood(
+	store Store,
+	overrides configs.Overrides,
+	started configs.StartupSettings,
+	log *slog.Logger,
+) *LastKnownGood {
+	return &LastKnownGood{
+		store:     store,
+		overrides: overrides,
+		started:   started,
+		log:       log,
+		wake:      make(chan struct{}, 1),
+	}
 }
 
-// Load reads the stored profile; false, with a warning once, when none can be used.
+// Load reads the stored profile. It returns false, with one warning, if it cannot be used.
 func (k *LastKnownGood) Load() (configs.SelectedProfile, bool) {
 	if k.dropped.Load() {
 		return configs.SelectedProfile{}, false
@@ -46,7 +57,8 @@ func (k *LastKnownGood) Load() (configs.SelectedProfile, bool) {
 	stored, ok, err := k.store.Load()
 	var selected configs.SelectedProfile
 	if ok {
-		if selected, err = Restore(stored, k.overrides); err == nil {
+		selected, err = Restore(stored, k.overrides)
+		if err == nil {
 			err = k.started.CheckUnchanged(selected.Startup)
 		}
 	}
@@ -58,7 +70,7 @@ func (k *LastKnownGood) Load() (configs.SelectedProfile, bool) {
 	return selected, ok
 }
 
-// Restore reads the documents of a stored profile anew.
+// Restore parses the documents of a stored profile again.
 func Restore(stored configs.SelectedProfile, overrides configs.Overrides) (configs.SelectedProfile, error) {
 	var selected configs.SelectedProfile
 	var err error
@@ -78,7 +90,7 @@ func Restore(stored configs.SelectedProfile, overrides configs.Overrides) (confi
 	return selected, nil
 }
 
-// Save has the profile written by Run.
+// Save lets Run write the profile.
 func (k *LastKnownGood) Save(selected configs.SelectedProfile) {
 	if last := k.wanted.Load(); last != nil && same(*last, selected) {
 		return
@@ -91,14 +103,15 @@ func (k *LastKnownGood) Save(selected configs.SelectedProfile) {
 }
 
 func same(a, b configs.SelectedProfile) bool {
-	return a.Name == b.Name && a.Source == b.Source && a.Generation == b.Generation && a.Layout == b.Layout && a.Choice == b.Choice && maps.Equal(a.Documents, b.Documents)
+	return a.Name == b.Name && a.Source == b.Source && a.Generation == b.Generation && a.Layout == b.Layout &&
+		a.Choice == b.Choice && maps.Equal(a.Documents, b.Documents)
 }
 
-// retryPause is the wait after a write that went wrong.
+// retryPause is the wait after a failed write.
 const retryPause = 10 * time.Second
 
-// Run writes until ctx ends; what was to be kept by then is written before it
-// returns. It never fails: what cannot be written is tried again, and told.
+// Run writes until ctx ends; it writes what was saved by then before it returns. It never fails: it
+// logs errors and repeats the write.
 func (k *LastKnownGood) Run(ctx context.Context) error {
 	var written *configs.SelectedProfile
 	for last := false; !last; {

@@ -24,34 +24,52 @@ import (
 
 var errNotThere = errors.New("not there")
 
-// watched is what is wanted of some objects of the API server, kept up to date.
+// watched is the needed part of some objects of the API server, kept up to date.
 type watched[T any] struct {
 	store *partStore[T]
 	*watcher
 }
 
-// newWatched makes a watched; part and equal are partStore's.
-func newWatched[T any](client *Client, q query, part func(object any) (string, T, bool), equal func(a, b T) bool, log *slog.Logger) watched[T] {
-	s := &partStore[T]{what: q.what, part: part, equal: equal, log: log}
+// newWatched returns a watched; part and equal are as in partStore.
+func newWatched[T any](
+	client *Client,
+	q query,
+	part func(object any) (string, T, bool),
+	equal func(a, b T) bool,
+	log *slog.Logger,
+) watched[T] {
+	s := &partStore[T]{
+		what:  q.what,
+		part:  part,
+		equal: equal,
+		log:   log,
+	}
 	return watched[T]{s, client.watcher(q, s)}
 }
 
-// Watch follows the objects until ctx ends, and calls changed, from one goroutine,
-// whenever something else would be returned of them, be it another error.
+// Watch follows the objects until ctx ends. It calls changed, from one goroutine, whenever their
+// value or error has changed.
 func (w watched[T]) Watch(ctx context.Context, changed func()) error {
 	w.store.changed = changed
 	w.run(ctx)
 	return nil
 }
 
-// object is a part of one object of the API server.
+// object is the needed part of one object of the API server.
 type object[T any] struct {
 	name string
 	watched[T]
 }
 
-// newObject makes an object; of tells what is wanted of it.
-func newObject[T any](client *Client, q query, name string, of func(object any) (T, bool), equal func(a, b T) bool, log *slog.Logger) object[T] {
+// newObject returns an object; of extracts the needed part.
+func newObject[T any](
+	client *Client,
+	q query,
+	name string,
+	of func(object any) (T, bool),
+	equal func(a, b T) bool,
+	log *slog.Logger,
+) object[T] {
 	part := func(object any) (string, T, bool) {
 		if described, err := meta.Accessor(object); err != nil || described.GetName() != name {
 			var none T
@@ -63,11 +81,11 @@ func newObject[T any](client *Client, q query, name string, of func(object any) 
 	return object[T]{name, newWatched(client, q, part, equal, log)}
 }
 
-// String is what people call it: "ConfigMap gpu/profiles".
+// String returns the displayed name: "ConfigMap gpu/profiles".
 func (o object[T]) String() string { return o.what }
 
-// value returns the part as last seen, also while the API server cannot be reached. The
-// error says that it is not there, or is configs.ErrPending before it was looked for.
+// value returns the part as last seen, even while the API server cannot be reached. The error is
+// that the object does not exist, or configs.ErrPending before the first read.
 func (o object[T]) value() (T, error) {
 	seen := o.store.load()
 	value, there := seen.parts[o.name]
@@ -80,10 +98,10 @@ func (o object[T]) value() (T, error) {
 	return value, o.store.pending()
 }
 
-// ConfigMap has profiles in a ConfigMap, read from the API server.
+// ConfigMap holds profiles in a ConfigMap, read from the API server.
 type ConfigMap struct{ object[configs.Documents] }
 
-// ParseConfigMapName reads NAMESPACE/NAME.
+// ParseConfigMapName parses NAMESPACE/NAME.
 func ParseConfigMapName(s string) (namespace, name string, err error) {
 	namespace, name, found := strings.Cut(s, "/")
 	if !found || namespace == "" || name == "" || strings.Contains(name, "/") {
@@ -92,9 +110,14 @@ func ParseConfigMapName(s string) (namespace, name string, err error) {
 	return namespace, name, nil
 }
 
-// NewConfigMap makes a ConfigMap; Watch reads it.
+// NewConfigMap returns a ConfigMap; Watch reads it.
 func NewConfigMap(client *Client, namespace, name string, log *slog.Logger) *ConfigMap {
-	q := query{what: "ConfigMap " + namespace + "/" + name, resource: "configmaps", namespace: namespace, selector: byName(name)}
+	q := query{
+		what:      "ConfigMap " + namespace + "/" + name,
+		resource:  "configmaps",
+		namespace: namespace,
+		selector:  byName(name),
+	}
 	return &ConfigMap{newObject(client, q, name, documentsOf, maps.Equal[configs.Documents, configs.Documents], log)}
 }
 
@@ -105,7 +128,7 @@ func documentsOf(object any) (configs.Documents, bool) {
 	}
 	documents := configs.Documents{}
 	maps.Copy(documents, configMap.Data)
-	for key, data := range configMap.BinaryData { // A mounted one has them too.
+	for key, data := range configMap.BinaryData { // A mounted ConfigMap has them, too.
 		documents[key] = string(data)
 	}
 	return documents, true
@@ -114,36 +137,39 @@ func documentsOf(object any) (configs.Documents, bool) {
 // Documents implements Source.
 func (c *ConfigMap) Documents() (configs.Documents, error) { return c.value() }
 
-// MIGLabel is the Node's label that names a MIG layout, as for NVIDIA's
-// mig-manager (mig-parted v0.15, deployments/container).
+// MIGLabel is the Node's label that names a MIG layout, as for NVIDIA's mig-manager (mig-parted
+// v0.15, deployments/container).
 const MIGLabel = "nvidia.com/mig.config"
 
 // Labels of the GPU Operator's nodes, as of mig-manager v0.15 (mig-parted, pkg/mig/reconfigure).
 const (
-	// migManagerLabel is "true" where the operator runs mig-manager.
+	// migManagerLabel is "true" if the operator runs mig-manager.
 	migManagerLabel = "nvidia.com/gpu.deploy.mig-manager"
-	// paused is in the values of the pauseLabels while whoever has a GPU open has to let go of it:
-	// for mig-manager, or for the GPU Operator's k8s-driver-manager, which puts it behind a value of
-	// the user's own (v0.12, cmd/driver-manager). forUpgrade is what the latter writes.
+	// paused is in the values of the pauseLabels while programs must close their GPUs: for
+	// mig-manager, or for the GPU Operator's k8s-driver-manager, which appends it to the user's own
+	// value (v0.12, cmd/driver-manager). forUpgrade is what the latter writes.
 	paused, forUpgrade = "paused-for-", "paused-for-driver-upgrade"
-	// migStateLabel is written by whoever makes the layouts, Virgate under the name ownManager:
-	// see internal/nodestatus.
+	// migStateLabel is written by the program that makes the layouts, by Virgate under the name
+	// ownManager: see internal/nodestatus.
 	migStateLabel, ownManager = "nvidia.com/mig.config.state", "virgate"
 )
 
-// clientLabels are those by which the GPU Operator runs DCGM and its exporter, which have GPUs open as no process does.
+// clientLabels are the labels by which the GPU Operator runs DCGM and its exporter, which have GPUs
+// open but appear in no process list.
 var clientLabels = []string{"nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"}
 
-// pauseLabels are those that are paused: of the device plugin; of other programs that have GPUs open,
-// from gpu-operator 26.7 on; and of the DRA driver, on nodes that have neither.
-var pauseLabels = []string{"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver"}
+// pauseLabels are the labels that are paused: of the device plugin; of other programs that have
+// GPUs open, from gpu-operator 26.7 on; and of the DRA driver, on nodes with neither.
+var pauseLabels = []string{
+	"nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver",
+}
 
-// Pause is a label of the Node by which another program wants all GPUs to be let go of. The zero Pause
-// is none.
+// Pause is a label of the Node by which another program asks for all GPUs to be closed. The zero
+// Pause is no pause.
 type Pause struct{ Label, Value string }
 
-// pauseIn finds the pause in a Node's labels. One for a new driver comes first, because it closes
-// most. Unknown are labels that say something else than they should.
+// pauseIn finds the pause in a Node's labels. A pause for a new driver comes first, because it
+// closes most. unknown are labels with unexpected values.
 func pauseIn(all map[string]string) (pause Pause, unknown []Pause) {
 	for _, label := range pauseLabels {
 		switch value := all[label]; {
@@ -158,48 +184,49 @@ func pauseIn(all map[string]string) (pause Pause, unknown []Pause) {
 	return pause, unknown
 }
 
-// pauseEnd is how long no label may ask for a pause before one is over. A driver manager that fails
-// puts the labels back, and pauses again when it has been restarted.
+// pauseEnd is how long all labels must be without a pause before it is over. A driver manager that
+// fails restores the labels, and pauses again after its restart.
 const pauseEnd = 5 * time.Second
 
-// NodeLabels are the labels of one Node that say what the node should be. The nil
-// NodeLabels are those of a Node that is not looked at.
+// NodeLabels are the labels of one Node that determine what the node should be. A nil NodeLabels
+// stands for a Node that is not read.
 type NodeLabels struct {
-	// Name is that of the label that names a profile.
+	// Name is the name of the label that names a profile.
 	Name string
-	// Replaced is called from Watch whenever the Node is another one than before,
-	// as the first one is: nothing was written to it yet. Nil for nobody.
+	// Replaced is called from Watch when the first Node is read and whenever it is replaced:
+	// nothing was written to the new Node yet. Nil disables it.
 	Replaced func()
 	node     object[labels]
 
-	// mu guards what follows. pause is the last one, over when it is, zero while a label asks for it.
+	// mu guards the fields below. pause is the last pause. over is when it is over, zero while a
+	// label asks for it.
 	mu      sync.Mutex
 	pause   Pause
 	over    time.Time
 	changed func()
 }
 
-// labels is what is wanted of a Node's metadata.
+// labels is the needed part of a Node's metadata.
 type labels struct {
 	profile, layout string
-	// leftTo says that another program makes the Node's MIG layouts; "" for none.
+	// leftTo is why another program makes the Node's MIG layouts; "" if none does.
 	leftTo string
 	pause  Pause
-	// clients are those of clientLabels that are "true", between commas.
+	// clients are the clientLabels that are "true", separated by commas.
 	clients string
-	// uid tells a Node from its successor of the same name.
+	// uid distinguishes a Node from a later one of the same name.
 	uid types.UID
-	// others are the labels that rules can ask for.
+	// others are the labels that rules can refer to.
 	others map[string]string
 }
 
 func (l labels) equal(other labels) bool { return reflect.DeepEqual(l, other) }
 
-// NewNodeLabels makes the NodeLabels of the named Node; Watch reads them. Label is
-// the name of the label that names a profile.
+// NewNodeLabels returns the NodeLabels of the named Node; Watch reads them. label is the name of
+// the label that names a profile.
 func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLabels {
-	// No label and an empty one are no choice, as in NVIDIA's config-manager.
-	// A state that somebody had written before this program looked may be left over.
+	// Like NVIDIA's config-manager, treat an empty label as no label. A state that another program
+	// wrote before this program's first read may be outdated.
 	var leftover migWriter
 	seen, warned := false, map[Pause]bool{}
 	of := func(object any) (labels, bool) {
@@ -208,13 +235,19 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 			return labels{}, false
 		}
 		all := described.GetLabels()
-		now := labels{profile: all[label], layout: all[MIGLabel], uid: described.GetUID(), others: map[string]string{}}
+		now := labels{
+			profile: all[label],
+			layout:  all[MIGLabel],
+			uid:     described.GetUID(),
+			others:  map[string]string{},
+		}
 		for name, value := range all {
 			if configs.RuleLabel(name) && name != label {
 				now.others[name] = value
 			}
 		}
-		now.clients = strings.Join(slices.DeleteFunc(slices.Clone(clientLabels), func(label string) bool { return all[label] != "true" }), ",")
+		now.clients = strings.Join(slices.DeleteFunc(slices.Clone(clientLabels),
+			func(label string) bool { return all[label] != "true" }), ",")
 		var unknown []Pause
 		now.pause, unknown = pauseIn(all)
 		for _, label := range unknown {
@@ -229,35 +262,47 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 		}
 		switch {
 		case all[migManagerLabel] == "true":
-			now.leftTo = fmt.Sprintf("the label %s of node %s is true, so the GPU Operator's mig-manager makes the MIG layouts; with false, Virgate does", migManagerLabel, node)
+			now.leftTo = fmt.Sprintf(
+				"the label %s of node %s is true, so the GPU Operator's mig-manager makes the MIG layouts; with "+
+					"false, Virgate does", migManagerLabel, node)
 		case all[migManagerLabel] != "false" && writer.name != "" && writer != leftover:
-			now.leftTo = fmt.Sprintf("%s has written the label %s of node %s, so it makes the MIG layouts; when it is gone, and %s is false, Virgate does",
+			now.leftTo = fmt.Sprintf(
+				"%s has written the label %s of node %s, so it makes the MIG layouts; when it is gone, and %s is "+
+					"false, Virgate does",
 				writer.name, migStateLabel, node, migManagerLabel)
 		}
 		return now, true
 	}
-	q := query{what: "node " + node, resource: "nodes", selector: byName(node), metadataOnly: true}
+	q := query{
+		what:         "node " + node,
+		resource:     "nodes",
+		selector:     byName(node),
+		metadataOnly: true,
+	}
 	return &NodeLabels{Name: label, node: newObject(client, q, node, of, labels.equal, log)}
 }
 
-// migWriter is a program that writes to the API, and when it did so last.
+// migWriter is a program that writes to the API, and the time of its last write.
 type migWriter struct {
 	name string
 	at   int64
 }
 
-// otherMIGWriter is who has written migStateLabel as it is; none where that is Virgate.
+// otherMIGWriter returns the program that has written the present migStateLabel; zero if that is
+// Virgate.
 func otherMIGWriter(fields []metav1.ManagedFieldsEntry) migWriter {
 	for _, f := range fields {
-		if f.FieldsV1 != nil && f.Time != nil && f.Manager != ownManager && strings.Contains(f.FieldsV1.GetRawString(), `"f:`+migStateLabel+`"`) {
+		if f.FieldsV1 != nil && f.Time != nil && f.Manager != ownManager &&
+			strings.Contains(f.FieldsV1.GetRawString(), `"f:`+migStateLabel+`"`) {
 			return migWriter{f.Manager, f.Time.Unix()}
 		}
 	}
 	return migWriter{}
 }
 
-// Paused is the pause that a label of the Node asks for, or has asked for within pauseEnd; Watch's
-// changed is called at its end, too. known is false while the Node has not been read, or is not there.
+// Paused returns the pause that a label of the Node asks for, or has asked for within pauseEnd;
+// Watch's changed is called at its end, too. known is false if the Node has not been read or does
+// not exist.
 func (l *NodeLabels) Paused() (pause Pause, known bool) {
 	now, err := l.node.value()
 	if err != nil {
@@ -278,8 +323,9 @@ func (l *NodeLabels) Paused() (pause Pause, known bool) {
 	return l.pause, true
 }
 
-// RunningClients are the Node's labels by which the GPU Operator runs DCGM and its exporter, as far as they are true; none
-// where another program makes the MIG layouts, which pauses them itself, and while the Node has not been read.
+// RunningClients returns the Node's labels by which the GPU Operator runs DCGM and its exporter, if
+// they are true. It returns none if another program makes the MIG layouts, which pauses them
+// itself, and before the Node has been read.
 func (l *NodeLabels) RunningClients() []string {
 	now, err := l.node.value()
 	if err != nil || now.clients == "" || now.leftTo != "" {
@@ -288,10 +334,9 @@ func (l *NodeLabels) RunningClients() []string {
 	return strings.Split(now.clients, ",")
 }
 
-// Layout returns the profile with the MIG layout that MIGLabel names, where
-// Virgate may partition GPUs. Elsewhere the label does not matter, nor whether it
-// is known. The error names the label and its value, or is configs.ErrPending
-// before the Node has been looked for, or that it is not there.
+// Layout returns the profile with the MIG layout that MIGLabel names, if Virgate may partition
+// GPUs. Otherwise the label is ignored, known or not. The error names the label and its value, or
+// that the Node does not exist; it is configs.ErrPending before the Node has been read.
 func (l *NodeLabels) Layout(selected configs.SelectedProfile) (configs.SelectedProfile, error) {
 	if l == nil || !selected.Profile.MIG.Manage {
 		return selected, nil
@@ -303,7 +348,7 @@ func (l *NodeLabels) Layout(selected configs.SelectedProfile) (configs.SelectedP
 	return l.layout(now, selected)
 }
 
-// layout is Layout of labels that were read before.
+// layout is Layout with labels that were read before.
 func (l *NodeLabels) layout(now labels, selected configs.SelectedProfile) (configs.SelectedProfile, error) {
 	if l == nil || !selected.Profile.MIG.Manage {
 		return selected, nil
@@ -315,7 +360,7 @@ func (l *NodeLabels) layout(now labels, selected configs.SelectedProfile) (confi
 	return selected, nil
 }
 
-// with are the labels as they would be if the one of that name had that value.
+// with returns the labels as they would be if this one had that value.
 func (l *NodeLabels) with(name, value string) (labels, error) {
 	if l == nil {
 		return labels{}, errors.New("no label is looked at there: this Virgate does not know its Node's name")
@@ -350,20 +395,24 @@ func (l *NodeLabels) Watch(ctx context.Context, changed func()) error {
 	})
 }
 
-// Pods are the pods of one node as the API server has them. They cost a third
-// watch, whose traffic grows with the node's pods, and a right of its own; so
-// they are watched only where somebody asks for them.
+// Pods are the pods of one node according to the API server. They need a third watch, whose traffic
+// grows with the node's pods, and a separate right. So they are watched only if configured.
 type Pods struct {
 	watched[map[string]sharing.Container]
 }
 
-// NewPods makes the Pods of the named Node; Watch reads them.
+// NewPods returns the Pods of the named Node; Watch reads them.
 func NewPods(client *Client, node string, log *slog.Logger) *Pods {
-	q := query{what: "pods of node " + node, resource: "pods", selector: fields.OneTermEqualSelector("spec.nodeName", node)}
-	return &Pods{newWatched(client, q, containersOf, maps.Equal[map[string]sharing.Container, map[string]sharing.Container], log)}
+	q := query{
+		what:     "pods of node " + node,
+		resource: "pods",
+		selector: fields.OneTermEqualSelector("spec.nodeName", node),
+	}
+	return &Pods{newWatched(client, q, containersOf,
+		maps.Equal[map[string]sharing.Container, map[string]sharing.Container], log)}
 }
 
-// containersOf are the pod's containers, init containers included, for Containers.
+// containersOf returns the pod's containers, including init containers, for Containers.
 func containersOf(object any) (uid string, containers map[string]sharing.Container, ok bool) {
 	pod, ok := object.(*corev1.Pod)
 	if !ok {
@@ -372,16 +421,20 @@ func containersOf(object any) (uid string, containers map[string]sharing.Contain
 	containers = map[string]sharing.Container{}
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		if _, id, _ := strings.Cut(status.ContainerID, "://"); id != "" {
-			containers[id] = sharing.Container{Namespace: pod.Namespace, Pod: pod.Name, Name: status.Name}
+			containers[id] = sharing.Container{
+				Namespace: pod.Namespace,
+				Pod:       pod.Name,
+				Name:      status.Name,
+			}
 		}
 	}
 	return string(pod.UID), containers, true
 }
 
-// Containers returns the containers that run or have run, by ID without the runtime's
-// "://" prefix. The error is configs.ErrPending before the pods have been read, and they
-// are nil then. Another error says why they are not followed now, as when the right to
-// them was taken away; they are as last seen then.
+// Containers returns the containers that run or have run, by ID without the runtime's "://" prefix.
+// The error is configs.ErrPending, with nil containers, before the pods have been read. Another
+// error is why they are not followed now, for example because the right was revoked; the containers
+// are then as last seen.
 func (p *Pods) Containers() (map[string]sharing.Container, error) {
 	seen := p.store.load()
 	if seen.parts == nil {
@@ -397,7 +450,7 @@ func (p *Pods) Containers() (map[string]sharing.Container, error) {
 	return all, nil
 }
 
-// PodUID returns the UID of the pod of that name; empty while it is not known, or of two.
+// PodUID returns the UID of the pod of that name; "" if it is unknown or two pods match.
 func (p *Pods) PodUID(namespace, name string) (found string) {
 	seen := p.store.load()
 	if seen.failure != nil {

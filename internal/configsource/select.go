@@ -18,23 +18,23 @@ import (
 	"github.com/virgate/virgate/configs"
 )
 
-// Fallback is what to do when neither the node's label nor a default chooses a profile, as
-// NVIDIA's config-manager calls it (k8s-device-plugin v0.17, cmd/config-manager).
+// Fallback is what to do if neither the node's label nor a default chooses a profile; the names are
+// those of NVIDIA's config-manager (k8s-device-plugin v0.17, cmd/config-manager).
 type Fallback string
 
 const (
-	// FallbackNamed takes the profile that is called "default".
+	// FallbackNamed selects the profile that is called "default".
 	FallbackNamed Fallback = "named"
-	// FallbackSingle takes the only profile there is.
+	// FallbackSingle selects the only profile, if there is only one.
 	FallbackSingle Fallback = "single"
-	// FallbackEmpty takes the document without settings: everything exclusive.
+	// FallbackEmpty selects the document without settings: everything exclusive.
 	FallbackEmpty Fallback = "empty"
 )
 
-// namedFallback is the profile's name that FallbackNamed looks for.
+// namedFallback is the name of FallbackNamed's profile.
 const namedFallback = "default"
 
-// ParseFallbacks reads fallbacks, separated by commas, in the order to try; "" is none.
+// ParseFallbacks parses fallbacks, separated by commas, in the order to try; "" is none.
 func ParseFallbacks(s string) ([]Fallback, error) {
 	var fallbacks []Fallback
 	for item := range strings.SplitSeq(s, ",") {
@@ -52,35 +52,35 @@ func ParseFallbacks(s string) ([]Fallback, error) {
 	return fallbacks, nil
 }
 
-// Criteria are all that Choose depends on.
+// Criteria are the inputs of Choose.
 type Criteria struct {
-	// LabelName is the node label's name, Label its value: "" without one or without a Node.
+	// LabelName is the node label's name, Label its value: "" without a label or without a Node.
 	LabelName, Label string
-	// Rules choose where there is no Label, by NodeLabels and Inventory: see configs.Rules.Match. Their Generation is
-	// empty where there are none. Source is where they are, for messages.
+	// Rules choose if there is no Label, by NodeLabels and Inventory: see configs.Rules.Match.
+	// Their Generation is empty if there are none. Source is their location, for messages.
 	Rules                 configs.Rules
 	NodeLabels, Inventory map[string]string
 	Source                string
-	// Default is the profile of a node that neither the label nor a rule chooses for; "" for none.
+	// Default is the profile if neither the label nor a rule chooses one; "" for none.
 	Default string
-	// Fallbacks are tried in order where there is no Default.
+	// Fallbacks are tried in order if there is no Default.
 	Fallbacks []Fallback
-	// Names are the profiles there are.
+	// Names are the names of the profiles.
 	Names []string
 }
 
 // Chosen is the profile that the node should have.
 type Chosen struct {
-	// Name is "" for the empty document, Layout the rule's; "" for none.
+	// Name is "" for the empty document. Layout is the rule's layout, "" for none.
 	Name, Layout string
 	Choice       configs.Choice
-	// Unknown is the rule that cannot be judged before the node's GPUs are known; its Number is 0 for none.
+	// Unknown is the rule that needs the node's GPUs, which are unknown; its Number is 0 for none.
 	Unknown configs.RuleMatch
 }
 
-// Choose returns the profile that the node should have: of the label, else of the first rule that matches, else the
-// default, else of the fallbacks. It is a pure function. With an error, the name is what was wanted, if anything was;
-// the error then lists what there is.
+// Choose returns the profile that the node should have: the label's, else that of the first
+// matching rule, else the default, else a fallback. It is pure. On an error, Name is the wanted
+// profile, if any, and the error lists the existing ones.
 func Choose(c Criteria) (Chosen, error) {
 	chosen := Chosen{Choice: configs.Choice{Rules: c.Rules.Generation}}
 	if c.Label != "" {
@@ -90,12 +90,15 @@ func Choose(c Criteria) (Chosen, error) {
 	chosen.Choice.ByInventory = len(c.Rules.InventoryLabels()) > 0
 	because := ""
 	if match := c.Rules.Match(c.NodeLabels, c.Inventory); match.Number > 0 {
-		chosen.Name, chosen.Layout, chosen.Choice.Rule = match.Rule.Profile, match.Rule.Layout, match.Number
+		chosen.Name = match.Rule.Profile
+		chosen.Layout = match.Rule.Layout
+		chosen.Choice.Rule = match.Number
 		chosen.Choice.By = fmt.Sprintf("rule %d of %s", match.Number, c.Source)
 		return chosen, c.require(chosen.Name, chosen.Choice.By)
 	} else if match.Unknown != nil {
 		chosen.Unknown = match
-		because = fmt.Sprintf(": until the node's GPUs are known, because rule %d of %s asks for %s", match.UnknownRule, c.Source, strings.Join(match.Unknown, ", "))
+		because = fmt.Sprintf(": until the node's GPUs are known, because rule %d of %s asks for %s", match.UnknownRule,
+			c.Source, strings.Join(match.Unknown, ", "))
 	} else if c.Rules.Generation != "" {
 		because = ": no rule of " + c.Source + " matches"
 	}
@@ -144,24 +147,25 @@ func (c Criteria) available() string {
 	return "it holds " + strings.Join(slices.Sorted(slices.Values(c.Names)), ", ")
 }
 
-// Source has profiles by name. A ConfigMap and a Directory are one.
+// Source has profiles by name. ConfigMap and Directory implement it.
 type Source interface {
-	// String is what people call it.
+	// String returns the displayed name.
 	String() string
-	// Documents returns all that it holds; configs.ErrPending before it has been read.
+	// Documents returns everything that it holds; configs.ErrPending before it has been read.
 	Documents() (configs.Documents, error)
-	// Watch calls changed whenever Documents would return something else, from one
-	// goroutine, and returns when ctx ends.
+	// Watch calls changed whenever Documents would return something else, from one goroutine, and
+	// returns when ctx ends.
 	Watch(ctx context.Context, changed func()) error
 }
 
-// NodeSource takes a node's profile from a Source, by the node's labels and the rules in the Source.
+// NodeSource chooses a node's profile from a Source, by the node's labels and the rules in the
+// Source.
 type NodeSource struct {
 	Source Source
-	// Labels are the Node's; nil where none are looked at.
+	// Labels are the Node's; nil if they are not read.
 	Labels *NodeLabels
-	// Inventory are the labels of the node's GPUs for rules; nil while they are not known. Nil is for a program that
-	// never knows them.
+	// Inventory returns the GPUs' labels for rules; nil while they are unknown. The function is nil
+	// in a program that never knows them.
 	Inventory func() map[string]string
 	// Default and Fallbacks are as in Criteria.
 	Default   string
@@ -172,15 +176,15 @@ type NodeSource struct {
 
 	last atomic.Pointer[selection]
 
-	// mu guards the documents that were taken, and the changed ones that are to be taken when they are due.
+	// mu guards the documents in use, and the changed ones that wait until they are due.
 	mu             sync.Mutex
 	taken, waiting configs.Documents
 	due            time.Time
 	changed        func()
 }
 
-// selection is what labels and documents led to. It is kept so that documents are
-// parsed when they have changed, and not whenever the node's GPUs have.
+// selection is the result for labels and documents. It is cached, so that documents are parsed when
+// they have changed, and not whenever the node's GPUs have.
 type selection struct {
 	labels    labels
 	inventory map[string]string
@@ -194,20 +198,21 @@ func (s *selection) sameInputs(other *selection) bool {
 		(s.inventory == nil) == (other.inventory == nil) && maps.Equal(s.inventory, other.inventory)
 }
 
-// Profile returns the profile that labels and documents lead to, as last seen. The error is
-// configs.ErrPending while one of them has not been; others name source, key and value.
+// Profile returns the profile for the labels and documents as last seen. The error is
+// configs.ErrPending before both have been read; other errors name source, key and value.
 func (n *NodeSource) Profile() (configs.SelectedProfile, error) {
 	selected, err := n.Selected()
 	return checkStarted(selected, err, n.Started)
 }
 
-// Selected is Profile without regard to what the process was started with.
+// Selected is Profile without the check of the process's startup settings.
 func (n *NodeSource) Selected() (configs.SelectedProfile, error) {
 	pending := configs.SelectedProfile{Source: n.Source.String()}
 	next := &selection{}
 	var err error
 	if n.Labels != nil {
-		if next.labels, err = n.Labels.node.value(); err != nil {
+		next.labels, err = n.Labels.node.value()
+		if err != nil {
 			return pending, err
 		}
 	}
@@ -229,7 +234,7 @@ func (n *NodeSource) Selected() (configs.SelectedProfile, error) {
 	return selected, last.err
 }
 
-// inventory are the labels of the GPUs, if there are rules.
+// inventory returns the labels of the GPUs, if there are rules.
 func (n *NodeSource) inventory(documents configs.Documents) map[string]string {
 	if _, rules := documents[configs.RulesName]; !rules || n.Inventory == nil {
 		return nil
@@ -237,9 +242,10 @@ func (n *NodeSource) inventory(documents configs.Documents) map[string]string {
 	return n.Inventory()
 }
 
-// take returns the documents to use. The rules can have a changed ConfigMap spread over the nodes: then it is taken after
-// a random time, until which the older one is returned, and when that is. A node whose own label names a profile takes it
-// at once, and so does one that has had none.
+// take returns the documents to use. Rules can spread a changed ConfigMap over time: each node then
+// takes it after a random time. Until then, take returns the older documents, and when the new ones
+// are due. A node whose own label names a profile takes it at once, and so does a node without
+// documents.
 func (n *NodeSource) take(latest configs.Documents, atOnce bool) (documents configs.Documents, due time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -247,7 +253,7 @@ func (n *NodeSource) take(latest configs.Documents, atOnce bool) (documents conf
 	if n.taken != nil && !atOnce && !maps.Equal(n.taken, latest) && !maps.Equal(n.waiting, latest) {
 		n.waiting = latest
 		due := now.Add(time.Duration(rand.Float64() * float64(n.spread(latest))))
-		if n.due.IsZero() || due.Before(n.due) { // Changes that come often must not put it off.
+		if n.due.IsZero() || due.Before(n.due) { // Frequent changes must not delay it.
 			n.due = due
 			if n.changed != nil && due.After(now) {
 				time.AfterFunc(due.Sub(now), n.changed)
@@ -255,13 +261,15 @@ func (n *NodeSource) take(latest configs.Documents, atOnce bool) (documents conf
 		}
 	}
 	if n.taken == nil || atOnce || maps.Equal(n.taken, latest) || !now.Before(n.due) {
-		n.taken, n.waiting, n.due = latest, nil, time.Time{}
+		n.taken = latest
+		n.waiting = nil
+		n.due = time.Time{}
 	}
 	return n.taken, n.due
 }
 
-// spread is how long a change may take: as the new rules say, or the old ones where there are none any more. What is
-// wrong with new ones is said at once.
+// spread returns how long a change may take, from the new rules, or from the old ones if there are
+// none any more. It is 0 for wrong rules, so that their error shows at once.
 func (n *NodeSource) spread(latest configs.Documents) time.Duration {
 	rules, there, err := latest.Rules("")
 	if !there {
@@ -273,8 +281,8 @@ func (n *NodeSource) spread(latest configs.Documents) time.Duration {
 	return rules.Spread
 }
 
-// WithLabel is Profile as it would be if the Node's label of that name had that value. The error
-// can also be that no such label is looked at.
+// WithLabel returns what Profile would return if the Node's label had that value. It also fails if
+// that label is not used.
 func (n *NodeSource) WithLabel(label, value string) (configs.SelectedProfile, error) {
 	selected := configs.SelectedProfile{Source: n.Source.String()}
 	now, err := n.Labels.with(label, value)
@@ -294,7 +302,7 @@ func (n *NodeSource) WithLabel(label, value string) (configs.SelectedProfile, er
 	return checkStarted(selected, cmp.Or(err, checkLayout(label, selected)), n.Started)
 }
 
-// checkLayout says that nobody would make a layout that the label named.
+// checkLayout returns an error if the label names a layout and no program would make it.
 func checkLayout(label string, selected configs.SelectedProfile) error {
 	if mig := selected.Profile.MIG; label == MIGLabel && !mig.Manage && mig.LeftTo == "" {
 		return fmt.Errorf("%s: it does not have mig.manage: true, so Virgate makes no MIG layout", selected)
@@ -302,14 +310,25 @@ func checkLayout(label string, selected configs.SelectedProfile) error {
 	return nil
 }
 
-func (n *NodeSource) choose(now labels, inventory map[string]string, documents configs.Documents) (configs.SelectedProfile, error) {
+func (n *NodeSource) choose(
+	now labels,
+	inventory map[string]string,
+	documents configs.Documents,
+) (configs.SelectedProfile, error) {
 	source := n.Source.String()
 	wanted := configs.SelectedProfile{Source: source}
 	criteria := Criteria{
-		Label: now.profile, NodeLabels: now.others, Inventory: inventory, Source: source, Default: n.Default, Fallbacks: n.Fallbacks, Names: documents.ProfileNames(),
+		Label:      now.profile,
+		NodeLabels: now.others,
+		Inventory:  inventory,
+		Source:     source,
+		Default:    n.Default,
+		Fallbacks:  n.Fallbacks,
+		Names:      documents.ProfileNames(),
 	}
 	var err error
-	if criteria.Rules, _, err = documents.Rules(source); err != nil && now.profile == "" {
+	criteria.Rules, _, err = documents.Rules(source)
+	if err != nil && now.profile == "" {
 		wanted.Choice = configs.Choice{By: "refused rules of " + source, Rules: criteria.Rules.Generation}
 		return wanted, err
 	}
@@ -321,8 +340,10 @@ func (n *NodeSource) choose(now labels, inventory map[string]string, documents c
 	switch {
 	case chosen.Unknown.Unknown != nil && n.Inventory == nil:
 		wanted.Name = "" // It may be another one.
-		return wanted, fmt.Errorf("%s[%s]: rule %d asks for %s, which only virgate run --config-map or --config-dir knows", source, configs.RulesName,
-			chosen.Unknown.UnknownRule, strings.Join(chosen.Unknown.Unknown, ", "))
+		return wanted,
+			fmt.Errorf("%s[%s]: rule %d asks for %s, which only virgate run --config-map or --config-dir knows", source,
+				configs.RulesName,
+				chosen.Unknown.UnknownRule, strings.Join(chosen.Unknown.Unknown, ", "))
 	case err != nil:
 		return wanted, fmt.Errorf("%s: %w", source, err)
 	}
@@ -336,7 +357,8 @@ func (n *NodeSource) choose(now labels, inventory map[string]string, documents c
 		selected, err = n.Labels.layout(now, selected)
 	}
 	if err == nil && now.layout == "" && chosen.Layout != "" {
-		if selected, err = selected.SelectRuleMIG(chosen.Layout); err != nil {
+		selected, err = selected.SelectRuleMIG(chosen.Layout)
+		if err != nil {
 			err = fmt.Errorf("%s: %s: %w", selected, chosen.Choice.By, err)
 		}
 	}
@@ -347,15 +369,21 @@ func (n *NodeSource) choose(now labels, inventory map[string]string, documents c
 	return selected, nil
 }
 
-// checkStarted refuses a profile that needs other settings than the process has. One that it
-// refuses for nothing but configs.ErrNoMPS comes with the error.
-func checkStarted(selected configs.SelectedProfile, err error, started configs.StartupSettings) (configs.SelectedProfile, error) {
+// checkStarted rejects a profile that needs other settings than the process has. If
+// configs.ErrNoMPS is the only reason, it returns the profile with that error.
+func checkStarted(
+	selected configs.SelectedProfile,
+	err error,
+	started configs.StartupSettings,
+) (configs.SelectedProfile, error) {
 	if err != nil {
 		return selected, err
 	}
 	unchanged := started.CheckUnchanged(selected.Startup)
 	if unchanged != nil && selected.Choice.ByInventory {
-		unchanged = fmt.Errorf("%w; where rules ask for labels of the GPUs, the process starts with the default's settings: give their profiles the same", unchanged)
+		unchanged = fmt.Errorf(
+			"%w; where rules ask for labels of the GPUs, the process starts with the default's settings: give their "+
+				"profiles the same", unchanged)
 	}
 	if err := errors.Join(unchanged, selected.CheckOffered()); err != nil {
 		return selected.Refused(), fmt.Errorf("%s: %w", selected, err)
@@ -376,7 +404,7 @@ func (n *NodeSource) Watch(ctx context.Context, changed func()) error {
 		group.Go(func() error { return n.Labels.Watch(ctx, changed) })
 	}
 	group.Go(func() error { return n.Source.Watch(ctx, changed) })
-	// For what is known without being watched, and to say what is awaited.
+	// For inputs that are known without a watch, and to report what is awaited.
 	changed()
 	if err := group.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
@@ -384,8 +412,8 @@ func (n *NodeSource) Watch(ctx context.Context, changed func()) error {
 	return nil
 }
 
-// Watching is a NodeSource that is watched before anybody listens: what the profile says
-// about the process must be known when the rest of the program is made.
+// Watching is a NodeSource that is watched before it has a listener: the profile's process settings
+// must be known before the rest of the program is made.
 type Watching struct {
 	*NodeSource
 	listener atomic.Pointer[func()]
@@ -394,10 +422,15 @@ type Watching struct {
 	ended    chan error
 }
 
-// StartWatching watches the source. Stop must be called.
+// StartWatching watches the source. The caller must call Stop.
 func StartWatching(ctx context.Context, source *NodeSource) *Watching {
 	ctx, cancel := context.WithCancel(ctx)
-	w := &Watching{NodeSource: source, moved: make(chan struct{}, 1), cancel: cancel, ended: make(chan error, 1)}
+	w := &Watching{
+		NodeSource: source,
+		moved:      make(chan struct{}, 1),
+		cancel:     cancel,
+		ended:      make(chan error, 1),
+	}
 	go func() { w.ended <- source.Watch(ctx, w.changed) }()
 	return w
 }
@@ -412,7 +445,8 @@ func (w *Watching) changed() {
 	}
 }
 
-// Await returns when enough does, asked at every change before Watch, or when ctx ends.
+// Await returns when enough returns true or ctx ends. It calls enough after every change before
+// Watch.
 func (w *Watching) Await(ctx context.Context, enough func() bool) {
 	for !enough() {
 		select {
@@ -431,7 +465,7 @@ func (w *Watching) Watch(ctx context.Context, changed func()) error {
 	return nil
 }
 
-// Stop ends the watching and returns when it has ended.
+// Stop ends the watch and waits for its end.
 func (w *Watching) Stop() error {
 	w.cancel()
 	return <-w.ended

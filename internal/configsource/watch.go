@@ -24,68 +24,81 @@ import (
 	"github.com/virgate/virgate/configs"
 )
 
-// watcher keeps a store up to date with a few objects of the API server. client-go's
-// Reflector does the bookkeeping: it lists once, watches from there, and lists again when
-// the server has forgotten that version. The watcher makes its requests, with deadlines,
-// which the Reflector does not set, and spreads them over time, so that the nodes of a
-// cluster do not come back together: see docs/internals/scale.md.
+// watcher keeps a store up to date with a few objects of the API server. client-go's Reflector does
+// the bookkeeping: it lists once, watches from there, and lists again if the server has forgotten
+// that version. The watcher makes the requests. It adds deadlines, which the Reflector does not
+// set, and spreads the requests over time, so that the nodes of a cluster do not come back
+// together: see docs/internals/scale.md.
 type watcher struct {
-	// what is watched, for messages: "node n1".
+	// what names the objects in messages: "node n1".
 	what  string
 	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
 	store store
 	pace  pace
 
-	// retry is the backoff of watches that fail or are cut; opened and due are when
-	// the last watch began, and when the server is to end it.
+	// retry is the backoff of watches that fail or are cut. opened is when the last watch began,
+	// due when the server should end it.
 	retry       wait.Backoff
 	opened, due time.Time
-	// listing is held during a list, which the Reflector does not wait for when it
-	// ends (v0.36, tools/cache/reflector.go).
+	// listing is held during a list, which the Reflector does not wait for when it ends (v0.36,
+	// tools/cache/reflector.go).
 	listing sync.Mutex
 }
 
-// store is where a watcher puts what it sees, from one goroutine at a time.
+// store receives what a watcher sees, from one goroutine at a time.
 type store interface {
 	cache.ReflectorStore
-	// Failed says why the objects cannot be watched; nil when they can be again.
+	// Failed gets why the objects cannot be watched; nil when they can be again.
 	Failed(error)
 }
 
-// pace is how a watcher spends its time.
+// pace holds a watcher's times.
 type pace struct {
-	// backoff is the wait after failures. A list resets it, and so does a watch that
-	// stays open for as long as the longest wait.
+	// backoff is the wait after failures. A list resets it, and so does a watch that stays open for
+	// at least the longest wait.
 	backoff wait.Backoff
-	// spread is the time over which the nodes of a cluster come back when their
-	// watches are cut at once, as when an API server ends: each waits for a random
-	// part of it. 10,000 nodes are then 2,000 connections a second.
+	// spread is the time over which the nodes of a cluster come back if their watches are cut at
+	// once, for example when an API server ends: each waits for a random part of it. For 10,000
+	// nodes that is 2,000 connections a second.
 	spread time.Duration
-	// answer is how long a request may go unanswered; list how long a list may take, 0 for
-	// as long as that.
+	// answer limits the wait for an answer to a request. list limits a list; 0 means answer.
 	answer, list time.Duration
-	// life is how long a watch may go on; 0 for a minute longer than the server was
-	// asked to let it. A lost connection is noticed earlier, by HTTP/2's pings.
+	// life limits a watch; 0 means a minute longer than the server was asked for. HTTP/2's pings
+	// notice a lost connection earlier.
 	life time.Duration
 }
 
 func defaultPace() pace {
 	return pace{
-		// The jitter doubles a wait at most: no node waits for more than 40 s.
-		backoff: wait.Backoff{Duration: 300 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 20 * time.Second},
-		spread:  5 * time.Second, answer: 15 * time.Second,
+		// The jitter at most doubles a wait: no node waits for more than 40 s.
+		backoff: wait.Backoff{
+			Duration: 300 * time.Millisecond,
+			Factor:   2,
+			Jitter:   1,
+			Steps:    10,
+			Cap:      20 * time.Second,
+		},
+		spread: 5 * time.Second,
+		answer: 15 * time.Second,
 	}
 }
 
 // watchTimeout is the shortest time until the server ends a watch; the longest is twice that.
 const watchTimeout = 30 * time.Minute
 
-// Follow keeps a store up to date until ctx ends, for who makes the requests in a way of his
-// own. A list may take that long, and must be a whole one; it may have no items, where the
-// store has taken them page by page. Those that follow the same are spread over that time.
+// Follow lists and watches with the given requests and keeps the store up to date until ctx ends.
+// Each list must be complete and finish within list; it may be empty if the store has already taken
+// the items page by page. After a watch was cut, it comes back at a random time within spread, so
+// that many clients do not come back at once.
 func Follow(ctx context.Context, requests cache.ListWatch, what string, into store, list, spread time.Duration) {
-	w := &watcher{what: what, list: requests.ListWithContextFunc, watch: requests.WatchFuncWithContext, store: into, pace: defaultPace()}
+	w := &watcher{
+		what:  what,
+		list:  requests.ListWithContextFunc,
+		watch: requests.WatchFuncWithContext,
+		store: into,
+		pace:  defaultPace(),
+	}
 	w.pace.list, w.pace.spread = list, spread
 	w.run(ctx)
 }
@@ -94,25 +107,30 @@ func (w *watcher) run(ctx context.Context) {
 	w.retry = w.pace.backoff
 	backoff := w.pace.backoff
 	requests := &cache.ListWatch{ListWithContextFunc: w.listNow, WatchFuncWithContext: w.watchFrom}
-	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, w), nil, w.store, cache.ReflectorOptions{
-		Name: w.what, TypeDescription: w.what, MinWatchTimeout: watchTimeout, Backoff: &backoff, Logger: &klog.Logger{},
-	})
-	// A stream that breaks in the middle of an event is a cut watch as well, which needs no
-	// list. An event that can never be read does: it comes again with each watch from there.
+	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, w), nil, w.store,
+		cache.ReflectorOptions{
+			Name:            w.what,
+			TypeDescription: w.what,
+			MinWatchTimeout: watchTimeout,
+			Backoff:         &backoff,
+			Logger:          &klog.Logger{},
+		})
+	// A stream that breaks in the middle of an event is only a cut watch, which needs no list. An
+	// event that can never be read does need one: it returns with each watch from that version.
 	reflector.MaxInternalErrorRetryDuration = w.pace.spread
-	// The store is told all that the Reflector would log; the zero Logger is silent.
+	// The store gets everything that the Reflector would log; the zero Logger is silent.
 	reflector.RunWithContext(klog.NewContext(ctx, klog.Logger{}))
 	w.listing.Lock()
 	defer w.listing.Unlock()
 }
 
-// IsWatchListSemanticsUnSupported tells the Reflector to list and then to watch.
-// Servers before Kubernetes 1.27 ignore that a watch is asked to begin with a
-// list, and the Reflector would wait for its end for ever.
+// IsWatchListSemanticsUnSupported makes the Reflector list and then watch. Servers before
+// Kubernetes 1.27 ignore the request to begin a watch with a list, and the Reflector would wait for
+// the list's end forever.
 func (*watcher) IsWatchListSemanticsUnSupported() bool { return true }
 
-// listNow makes the Reflector's lists. It asks for what there is now, not for what some
-// server's cache has, as the Reflector would: no old profile must come back.
+// listNow makes the Reflector's lists. Unlike the Reflector, it requests the present state, not
+// that of a server's cache: no old profile must come back.
 func (w *watcher) listNow(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 	w.listing.Lock()
 	defer w.listing.Unlock()
@@ -124,7 +142,7 @@ func (w *watcher) listNow(ctx context.Context, _ metav1.ListOptions) (runtime.Ob
 		err = fmt.Errorf("the answer is a %T", list)
 	}
 	if described, ok := list.(metav1.ListInterface); ok && err == nil && described.GetContinue() != "" {
-		// The Reflector would ask for the rest, and be given the same part, for ever.
+		// The Reflector would request the rest, and get the same part, forever.
 		err = errors.New("the answer is a part of the list, which was not asked for")
 	}
 	if err != nil {
@@ -138,9 +156,9 @@ func (w *watcher) listNow(ctx context.Context, _ metav1.ListOptions) (runtime.Ob
 	return list, nil
 }
 
-// watchFrom makes the Reflector's watches. It tries until the server answers or has
-// forgotten the version: the Reflector would list after most failures, and would come back
-// at once after a watch that was cut.
+// watchFrom makes the Reflector's watches. It retries until the server answers or has forgotten the
+// version. Without it, the Reflector would list after most failures, and come back at once after a
+// cut watch.
 func (w *watcher) watchFrom(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	if time.Since(w.opened) > w.retry.Cap {
 		w.retry = w.pace.backoff
@@ -164,7 +182,7 @@ func (w *watcher) watchFrom(ctx context.Context, options metav1.ListOptions) (wa
 	}
 }
 
-// open asks for a watch once, with a deadline for the answer and one for the watch.
+// open requests a watch once, with a deadline for the answer and one for the watch.
 func (w *watcher) open(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	timeout := time.Duration(*options.TimeoutSeconds) * time.Second
 	watching, cancel := context.WithTimeout(ctx, cmp.Or(w.pace.life, timeout+time.Minute))
@@ -191,9 +209,9 @@ func (o openWatch) Stop() {
 	o.Interface.Stop()
 }
 
-// askedFor is the delay that the API server asks for, randomly extended to at most
-// twice as much: it sends the same delay, up to 32 s, to all clients that it refuses
-// (k8s.io/apiserver v0.36, dropped_requests_tracker.go).
+// askedFor returns the delay that the API server asks for, randomly extended to at most twice as
+// much: it sends the same delay, up to 32 s, to all clients that it refuses (k8s.io/apiserver
+// v0.36, dropped_requests_tracker.go).
 func askedFor(err error) time.Duration {
 	seconds, _ := apierrors.SuggestsClientDelay(err)
 	return wait.Jitter(time.Duration(seconds)*time.Second, 1)
@@ -206,15 +224,16 @@ func sleep(ctx context.Context, pause time.Duration) {
 	}
 }
 
-// partStore is a store that keeps a part of each object, by a key, and drops the rest.
-// It is read from any goroutine.
+// partStore is a store that keeps a part of each object, by a key, and drops the rest. It can be
+// read from any goroutine.
 type partStore[T any] struct {
-	// what the objects are, for messages.
+	// what names the objects in messages.
 	what string
-	// part is what is wanted of an object; false for another object. equal compares.
+	// part extracts the needed part of an object; ok is false for an unrelated object. equal
+	// compares two parts.
 	part  func(object any) (key string, value T, ok bool)
 	equal func(a, b T) bool
-	// changed is called when a part has changed, and when they cannot be watched.
+	// changed is called when a part or the failure has changed.
 	changed func()
 	log     *slog.Logger
 	seen    atomic.Pointer[snapshot[T]]
@@ -224,7 +243,7 @@ type partStore[T any] struct {
 type snapshot[T any] struct {
 	// parts are nil before the first list.
 	parts map[string]T
-	// failure says why they cannot be watched; nil when they can.
+	// failure is why they cannot be watched; nil if they can be.
 	failure error
 }
 

@@ -7,15 +7,15 @@ import (
 )
 
 const (
-	// resetLimit is how long a reset of a GPU may take, settingLimit how long setting a time slice
-	// may, and abandonGrace how long either may then take to end.
+	// resetLimit limits a reset of a GPU, settingLimit the setting of a time slice, and
+	// abandonGrace how long either may then take to end.
 	resetLimit   = 5 * time.Minute
 	settingLimit = 30 * time.Second
 	abandonGrace = 300 * time.Millisecond
 )
 
-// abandonable calls what runs nvidia-smi. What waits in the kernel cannot be killed, and is
-// abandoned.
+// abandonable calls a function that runs nvidia-smi. A process that waits in the kernel cannot be
+// killed, so it is abandoned.
 func abandonable(ctx context.Context, limit time.Duration, what string, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

@@ -38,8 +38,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Options are all in which one run of the program may differ from another. A
-// duration of 0 is the default of the part that it is for.
+// Options are everything in which one run of the program may differ from another. A duration of 0
+// selects the default of the part that uses it.
 type Options struct {
 	agent.Settings
 
@@ -47,63 +47,64 @@ type Options struct {
 	GPUs    func(configs.StartupSettings) (GPUs, error)
 	Profile ProfileOptions
 
-	// PluginDir is the kubelet's device-plugins directory, which also has the lock.
+	// PluginDir is the kubelet's device-plugins directory, which also holds the lock.
 	PluginDir string
-	// StateDir has the state file; empty for PluginDir.
+	// StateDir holds the state file; empty for PluginDir.
 	StateDir string
-	// PodResourcesSocket is the kubelet's; empty where its checkpoint must do.
+	// PodResourcesSocket is the kubelet's; if empty, its checkpoint must do.
 	PodResourcesSocket string
 	Timing             plugin.Timing
 
-	// Rescan, Probe and DriverBackoff are those of nvml.Options.
+	// Rescan, Probe and DriverBackoff are as in nvml.Options.
 	Rescan, Probe, DriverBackoff time.Duration
-	// BootID is the machine's; another one since fatal errors were kept clears them.
+	// BootID is the machine's. Fatal errors that were stored under another one are cleared.
 	BootID string
-	// HealthRules changes what a profile says of health; nil leaves it.
+	// HealthRules adjusts a profile's health rules; nil leaves them.
 	HealthRules func(sharing.HealthRules) sharing.HealthRules
 
-	// HostRoot is where this process sees the host's "/"; empty for "/".
+	// HostRoot is the path of the host's "/" in this process; empty for "/".
 	HostRoot string
-	// CDIDir is where runtimes look for CDI specs; empty for PluginDir/cdi, where none does.
+	// CDIDir is where runtimes search for CDI specs; empty for PluginDir/cdi, where no runtime
+	// does.
 	CDIDir string
-	// HostInterval and CDIRetry are those of host.Options and cdi.Options.
+	// HostInterval is as in host.Options, CDIRetry the Retry of cdi.Options.
 	HostInterval, CDIRetry time.Duration
 
-	// Pods tell whose container a process is in; nil where nobody follows them.
+	// Pods maps processes to containers; nil if pods are not watched.
 	Pods *configsource.Pods
-	// Guard evicts pods that use too much memory. Without its UID, Pods tell that.
+	// Guard evicts pods that use too much memory. If its UID is nil, Pods provides it.
 	Guard memoryguard.Pods
 
-	// MPSSocket is where virgate mps listens; of use where the settings have a directory of MPS.
+	// MPSSocket is where virgate mps listens. It is used if the settings have an MPS directory.
 	MPSSocket string
 
-	// DRA serves claims; nil for none. It has PodUID, RegistryDir, Config, and in Dir the kubelet's
-	// plugins directory, and needs the NodeName.
+	// DRA serves claims; nil disables it. It has PodUID, RegistryDir, Config and, in Dir, the
+	// kubelet's plugins directory. It requires the NodeName.
 	DRA *dradriver.Options
 
-	// ControlSocket is the path of the control socket; empty for none. With
-	// ControlRequired the program does not start without it.
+	// ControlSocket is the path of the control socket; empty for none. With ControlRequired, the
+	// program does not start without it.
 	ControlSocket   string
 	ControlRequired bool
-	// AllowReset lets the program reset GPUs.
+	// AllowReset permits the program to reset GPUs.
 	AllowReset bool
 
-	// ClientLabels pause other programs that have GPUs open; nil where the Node's labels are not looked at. With
-	// PauseClients that is done for MIG changes.
+	// ClientLabels pauses other programs that have GPUs open; nil if the Node's labels are not
+	// read. With PauseClients it is used for MIG changes.
 	ClientLabels *nodestatus.ClientLabels
 	PauseClients bool
 
-	// Features has the labels of the node made, from what does not change while the program
-	// runs; nil for none. The Reporter writes them.
+	// Features provides the facts for the node's labels that do not change while the program runs;
+	// nil disables the labels. The Reporter writes them.
 	Features *features.Node
-	// RuleFeatures has what rules can depend on and does not change while the program runs: the machine
+	// RuleFeatures are the facts for rules that do not change while the program runs: the machine
 	// and its vGPUs.
 	RuleFeatures features.Node
-	// Reporter writes to the Node; nil for nothing.
+	// Reporter writes to the Node; nil disables it.
 	Reporter *nodestatus.Reporter
 }
 
-// Run runs the program until ctx ends. An error means that it could not start or go on.
+// Run runs the program until ctx ends. An error means that it could not start or continue.
 func Run(ctx context.Context, o Options) error {
 	log := o.Logger
 	if o.HealthRules == nil {
@@ -122,10 +123,15 @@ func Run(ctx context.Context, o Options) error {
 	}
 	defer gpus.Close()
 	node := nvml.NewNode(gpus.Library, nvml.Options{
-		Logger: log, Rescan: o.Rescan, Probe: o.Probe, Backoff: o.DriverBackoff, FailOnInitError: profile.startup.FailOnInitError,
-		Store: state.Section[nvml.FatalHealth]{File: file, Name: state.HealthSection},
-		Known: state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}, Boot: o.BootID,
-		Kernel: gpus.Kernel,
+		Logger:          log,
+		Rescan:          o.Rescan,
+		Probe:           o.Probe,
+		Backoff:         o.DriverBackoff,
+		FailOnInitError: profile.startup.FailOnInitError,
+		Store:           state.Section[nvml.FatalHealth]{File: file, Name: state.HealthSection},
+		Known:           state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection},
+		Boot:            o.BootID,
+		Kernel:          gpus.Kernel,
 	})
 	profile.rules.Store(&ruleLabels{
 		node:      o.RuleFeatures,
@@ -135,7 +141,10 @@ func Run(ctx context.Context, o Options) error {
 		log:       log,
 	})
 	if gpus.CDI == nil {
-		gpus.CDI = cdi.Guarded{Source: cdi.NewDriver(driverOptions(profile.startup, o.HostRoot, log)), Open: node.OpenAll}
+		gpus.CDI = cdi.Guarded{
+			Source: cdi.NewDriver(driverOptions(profile.startup, o.HostRoot, log)),
+			Open:   node.OpenAll,
+		}
 	}
 	if gpus.Containers == nil && o.Pods != nil {
 		gpus.Containers = o.Pods
@@ -143,7 +152,10 @@ func Run(ctx context.Context, o Options) error {
 	cdiDir := cmp.Or(o.CDIDir, filepath.Join(o.PluginDir, "cdi"))
 	claims := cdi.NewClaims(node.Inventory, cdiDir, filepath.Join(cmp.Or(o.HostRoot, "/"), "etc/cdi"))
 	kubelet := podresources.New(podresources.Options{
-		Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claimedUnits(node.Inventory, claims), Logger: log,
+		Socket:        o.PodResourcesSocket,
+		CheckpointDir: o.PluginDir,
+		Claimed:       claimedUnits(node.Inventory, claims),
+		Logger:        log,
 	})
 	defer func() { _ = kubelet.Close() }()
 	if o.DRA != nil {
@@ -151,13 +163,24 @@ func Run(ctx context.Context, o Options) error {
 	}
 	gpus.Library = node.Library()
 	specs := cdi.NewWriter(cdi.Options{
-		Dir: cdiDir, Source: gpus.CDI,
-		Holders: kubelet, Retry: o.CDIRetry, Logger: log,
+		Dir:     cdiDir,
+		Source:  gpus.CDI,
+		Holders: kubelet,
+		Retry:   o.CDIRetry,
+		Logger:  log,
 	})
-	lock := &nodeLock{dir: o.PluginDir, file: file, log: log}
+	lock := &nodeLock{
+		dir:  o.PluginDir,
+		file: file,
+		log:  log,
+	}
 	defer lock.release()
 	partitioner := gpus.Partitioner(node.PauseEvents)
-	var rights Privileged = ownRights{gpus: gpus, node: node, partitioner: partitioner}
+	var rights Privileged = ownRights{
+		gpus:        gpus,
+		node:        node,
+		partitioner: partitioner,
+	}
 	releases := release.Driver{
 		Releaser: node,
 		Store:    state.Section[release.Release]{File: file, Name: state.ReleaseSection},
@@ -165,7 +188,7 @@ func Run(ctx context.Context, o Options) error {
 	if o.AllowReset && gpus.Reset != nil {
 		releases.Reset = rights.Reset
 	}
-	if gpus.SetPersistence != nil { // Also without AllowReset: an earlier run may have had it.
+	if gpus.SetPersistence != nil { // Needed also without AllowReset: an earlier run may have had it.
 		releases.Persistence = &release.Persistence{
 			On:    rights.Persistence,
 			Set:   rights.SetPersistence,
@@ -219,13 +242,21 @@ func Run(ctx context.Context, o Options) error {
 		StateWriteError: file.WriteError,
 		Host:            host.New(hostOptions),
 
-		Partitioner: rights, LetGo: node.PauseEvents, Releases: releases, Processes: partitioner.Processes, OpenedBy: partitioner.OpenedBy, Resets: node.Resets,
+		Partitioner:    rights,
+		LetGo:          node.PauseEvents,
+		Releases:       releases,
+		Processes:      partitioner.Processes,
+		OpenedBy:       partitioner.OpenedBy,
+		Resets:         node.Resets,
 		DriverSettings: settings,
 		Journal:        file,
 		Refresh:        node.Refresh,
 
 		Measure: usage.NewSampler(usage.Options{
-			Meter: nvml.NewMeter(gpus.Library), Proc: gpus.Proc, Containers: gpus.Containers, Logger: log,
+			Meter:      nvml.NewMeter(gpus.Library),
+			Proc:       gpus.Proc,
+			Containers: gpus.Containers,
+			Logger:     log,
 		}).Measure,
 		Background: []func(context.Context) error{profile.lastKnownGood.Run},
 	}
@@ -239,11 +270,13 @@ func Run(ctx context.Context, o Options) error {
 	if o.DRA != nil {
 		options.ClaimCalls = nodemetrics.NewClaimCalls()
 		entries := claimEntries{cdi.ClaimSpecs{Dir: cdiDir}, profile.startup.MPSRoot}
-		if options.DRA, err = newDRA(o, node, kubelet, file, entries, options.ClaimCalls); err != nil {
+		options.DRA, err = newDRA(o, node, kubelet, file, entries, options.ClaimCalls)
+		if err != nil {
 			return err
 		}
 	}
-	if options.Pods = o.Guard; o.Pods != nil && o.Guard.UID == nil {
+	options.Pods = o.Guard
+	if o.Pods != nil && o.Guard.UID == nil {
 		options.Pods.UID = o.Pods.PodUID
 	}
 	if o.Reporter != nil {
@@ -264,13 +297,16 @@ func Run(ctx context.Context, o Options) error {
 	if o.Features != nil {
 		options.Features = func(gpus []sharing.GPU, profile sharing.Profile) map[string]string {
 			n, versions := *o.Features, node.Versions()
-			n.GPUs, n.Profile, n.Driver, n.CUDA = gpus, profile, versions.Driver, versions.CUDA
+			n.GPUs = gpus
+			n.Profile = profile
+			n.Driver = versions.Driver
+			n.CUDA = versions.CUDA
 			return features.Labels(n)
 		}
 	}
 	if o.Pods != nil {
 		options.Background = append(options.Background, func(ctx context.Context) error {
-			return o.Pods.Watch(ctx, func() {}) // The sampler looks when it samples.
+			return o.Pods.Watch(ctx, func() {}) // The sampler reads it at each sample.
 		})
 	}
 	if o.ControlSocket != "" {
@@ -287,7 +323,9 @@ func Run(ctx context.Context, o Options) error {
 				return serve(ctx, control, releases)
 			}
 		} else if control, err := listenControl(o.ControlSocket); err == nil {
-			options.Control = func(ctx context.Context, releases http.Handler) error { return serve(ctx, control, releases) }
+			options.Control = func(ctx context.Context, releases http.Handler) error {
+				return serve(ctx, control, releases)
+			}
 		} else if o.ControlRequired {
 			return err
 		} else {
@@ -303,7 +341,7 @@ func Run(ctx context.Context, o Options) error {
 	return err
 }
 
-// clientLabels are migchange's.
+// clientLabels implements migchange.ClientLabels.
 type clientLabels struct {
 	*nodestatus.ClientLabels
 	node *configsource.NodeLabels
@@ -311,26 +349,25 @@ type clientLabels struct {
 
 func (c clientLabels) Running() []string { return c.node.RunningClients() }
 
-// MIGOptions are what ApplyMIG needs.
+// MIGOptions are the inputs of ApplyMIG.
 type MIGOptions struct {
 	GPUs GPUs
-	// Simulated says that no kubelet serves these GPUs, and that they end with the
-	// program: there is no journal.
+	// Simulated is true if no kubelet serves these GPUs and they end with the program: then there
+	// is no journal.
 	Simulated bool
 	// PluginDir and PodResourcesSocket are as in Options; the journal is in PluginDir.
 	PluginDir, PodResourcesSocket string
 	// WithoutKubelet assumes that no pod holds a GPU.
 	WithoutKubelet bool
-	// Capabilities are the driver's files that tell the device nodes of partitions; the zero value reads this
-	// machine's.
+	// Capabilities reads the driver's files that describe the device nodes of partitions; the zero
+	// value reads this machine's.
 	Capabilities migcaps.Reader
 	Logger       *slog.Logger
 }
 
-// ApplyMIG brings the GPUs to the wanted MIG layout once, as far as that goes now,
-// on a node that no Virgate serves, has the device nodes of the partitions made, and
-// returns how far the GPUs are. The error says that a Virgate serves the node, or that
-// the GPUs could not be read.
+// ApplyMIG brings the GPUs once to the wanted MIG layout, as far as possible now, on a node that no
+// Virgate serves. It also makes the device nodes of the partitions, and returns the state of the
+// GPUs. It fails if a Virgate serves the node or the GPUs cannot be read.
 func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]nodereport.GPULayout, error) {
 	options := migchange.Options{Partitioner: o.GPUs.Partitioner(nil), Logger: o.Logger}
 	var known []nvml.KnownGPU
@@ -344,12 +381,18 @@ func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]no
 		file := state.NewFile(o.PluginDir, o.Logger)
 		file.Load()
 		options.Store = file
-		if known, err = (state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}).Load(); err != nil {
+		known, err = (state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}).Load()
+		if err != nil {
 			return nil, err
 		}
 		if !o.WithoutKubelet {
 			claims := cdi.NewClaims(func() ([]sharing.GPU, error) { return gpus, nil })
-			kubelet := podresources.New(podresources.Options{Socket: o.PodResourcesSocket, CheckpointDir: o.PluginDir, Claimed: claimedUnits(func() ([]sharing.GPU, error) { return gpus, nil }, claims), Logger: o.Logger})
+			kubelet := podresources.New(podresources.Options{
+				Socket:        o.PodResourcesSocket,
+				CheckpointDir: o.PluginDir,
+				Claimed:       claimedUnits(func() ([]sharing.GPU, error) { return gpus, nil }, claims),
+				Logger:        o.Logger,
+			})
 			defer func() { _ = kubelet.Close() }()
 			options.Holders = kubelet.Held
 		}
@@ -368,8 +411,8 @@ func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]no
 	return layouts, nil
 }
 
-// makeNodes has the driver's program make the device nodes of all partitions: the kernel module makes none. It leaves
-// those alone that there are.
+// makeNodes lets the driver's program make the device nodes of all partitions, because the kernel
+// module makes none. Existing nodes are left alone.
 func (o MIGOptions) makeNodes(ctx context.Context) error {
 	if o.GPUs.MakeNodes == nil {
 		return nil
@@ -379,7 +422,7 @@ func (o MIGOptions) makeNodes(ctx context.Context) error {
 		return err
 	}
 	var files []string
-	var unread error // The first of them says enough.
+	var unread error // The first one is enough.
 	for _, gpu := range gpus {
 		for _, partition := range gpu.Partitions {
 			nodes, err := o.Capabilities.Partition(gpu.Minor, partition.GI, partition.CI)
@@ -390,13 +433,14 @@ func (o MIGOptions) makeNodes(ctx context.Context) error {
 		}
 	}
 	slices.Sort(files)
-	if files = slices.Compact(files); len(files) > 0 {
+	files = slices.Compact(files)
+	if len(files) > 0 {
 		err = o.GPUs.MakeNodes(ctx, files)
 	}
 	return errors.Join(unread, err)
 }
 
-// lockOnce takes the lock of an existing device-plugins directory that nobody serves.
+// lockOnce takes the lock of an existing device-plugins directory that no Virgate serves.
 func lockOnce(ctx context.Context, dir string) (*state.Lock, error) {
 	if _, err := os.Stat(dir); err != nil {
 		return nil, fmt.Errorf("find --device-plugin-dir: %w", err)

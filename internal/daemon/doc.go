@@ -1,11 +1,9 @@
-// Package daemon puts the parts of the program together, so that virgate run, the
-// demo and every test that needs the whole program run the same one: they differ in
-// a value of Options and in nothing else.
+// Package daemon puts the parts of the program together, so that virgate run, the demo and every
+// test that needs the whole program run the same one. They differ only in the values of Options.
 //
-// It decides nothing. What is read and planned is for internal/agent, what the
-// command line says is for cmd/virgate.
+// It decides nothing: internal/agent reads and plans, and cmd/virgate parses the command line.
 //
-// Read daemon.go first (Options, Run, ApplyMIG), then profile.go (where the profile
-// comes from, and the settings that must be known before the driver is opened) and
-// node.go (the GPUs, the lock and the sockets of one node).
+// Read daemon.go first (Options, Run, ApplyMIG), then profile.go (the source of the profile, and
+// the settings that must be known before the driver is opened) and node.go (the GPUs, the lock and
+// the sockets of one node).
 package daemon

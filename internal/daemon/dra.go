@@ -24,14 +24,30 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// newDRA makes what serves claims on the node. Calls measures the kubelet's calls.
-func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *state.File, entries claimEntries, calls *nodemetrics.ClaimCalls) (drapath.Options, error) {
+// newDRA makes the driver that serves claims on the node. calls measures the kubelet's calls.
+func newDRA(
+	o Options,
+	node *nvml.Node,
+	kubelet *podresources.Source,
+	file *state.File,
+	entries claimEntries,
+	calls *nodemetrics.ClaimCalls,
+) (drapath.Options, error) {
 	name := o.DRA.Driver
-	table := claims.NewTable(claims.Options{Store: file, Driver: name, Holders: kubelet.HeldTogether, Entries: entries})
+	table := claims.NewTable(claims.Options{
+		Store:   file,
+		Driver:  name,
+		Holders: kubelet.HeldTogether,
+		Entries: entries,
+	})
 	options := *o.DRA
 	options.Node, options.Dir = o.NodeName, filepath.Join(o.DRA.Dir, name)
-	options.Claims, options.Changed, options.Logger = preparer{table, name}, table.Tell, o.Logger
-	options.Observe = func(call dradriver.Call, took time.Duration, err error) { calls.Observe(string(call), took, err) }
+	options.Claims = preparer{table, name}
+	options.Changed = table.Tell
+	options.Logger = o.Logger
+	options.Observe = func(call dradriver.Call, took time.Duration, err error) {
+		calls.Observe(string(call), took, err)
+	}
 	driver, err := dradriver.New(options)
 	if err != nil {
 		return drapath.Options{}, fmt.Errorf("serve claims: %w", err)
@@ -42,13 +58,18 @@ func newDRA(o Options, node *nvml.Node, kubelet *podresources.Source, file *stat
 		Claims: table,
 		Node: func() dra.Node {
 			versions := node.Versions()
-			return dra.Node{Name: o.NodeName, Driver: name, DriverVersion: versions.Driver, CUDA: versions.CUDA}
+			return dra.Node{
+				Name:          o.NodeName,
+				Driver:        name,
+				DriverVersion: versions.Driver,
+				CUDA:          versions.CUDA,
+			}
 		},
 		PCIeRoot: func(busID string) string { return host.PCIeRoot(sys, busID) },
 	}, nil
 }
 
-// preparer is the table as the driver sees it, whose answers are CDI names.
+// preparer adapts the table for the driver, which wants CDI names.
 type preparer struct {
 	*claims.Table
 	driver string
@@ -74,9 +95,9 @@ func (p preparer) Prepare(ctx context.Context, c dra.Claim) (names [][]string, e
 	return names, nil
 }
 
-// checkConfig says what a claim wants of this driver that it would not get. How a device is shared is
-// for the profile to say; a claim for NVIDIA's driver may ask for time slices, of any length, and
-// has them where it has been given a share.
+// checkConfig returns an error for a claim's configuration that this driver cannot fulfil. The
+// profile decides how a device is shared. A claim for NVIDIA's driver may ask for time slices of
+// any length, and gets them if it has a share.
 func checkConfig(raw []byte) error {
 	var config struct {
 		APIVersion, Kind string
@@ -85,24 +106,26 @@ func checkConfig(raw []byte) error {
 	if err := json.Unmarshal(raw, &config); err != nil {
 		return err
 	}
-	known := strings.HasPrefix(config.APIVersion, "resource.nvidia.com/") && (config.Kind == "GpuConfig" || config.Kind == "MigDeviceConfig")
+	known := strings.HasPrefix(config.APIVersion, "resource.nvidia.com/") &&
+		(config.Kind == "GpuConfig" || config.Kind == "MigDeviceConfig")
 	switch {
 	case !known:
 		return fmt.Errorf("%q of %q is not known", config.Kind, config.APIVersion)
 	case config.Sharing.Strategy != "" && config.Sharing.Strategy != "TimeSlicing":
-		return fmt.Errorf("sharing.strategy %q: the node's profile says how devices are shared", config.Sharing.Strategy)
+		return fmt.Errorf("sharing.strategy %q: the node's profile says how devices are shared",
+			config.Sharing.Strategy)
 	}
 	return nil
 }
 
-// claimEntries are the CDI entries of claims that have shares by MPS: the limits of as many as
-// each has.
+// claimEntries are the CDI entries of claims with MPS shares: they set the limits for the claim's
+// number of shares.
 type claimEntries struct {
 	cdi.ClaimSpecs
 	mpsRoot string
 }
 
-// byMPS says that the device has an entry of the claim.
+// byMPS reports whether the claim has an entry for the device.
 func byMPS(r dra.Result) bool { return dra.ModeOf(r.Device).Shares > 0 && !r.Admin }
 
 // Write implements claims.Entries.
@@ -111,7 +134,8 @@ func (e claimEntries) Write(c dra.Claim, units map[string]claims.Unit) error {
 	for i, r := range c.Results {
 		if byMPS(r) {
 			unit := units[r.Place()]
-			env, mounts := plugin.MPSAccess(e.mpsRoot, unit.ID, sharing.NewMPSLimit(int(r.Shares), dra.ModeOf(r.Device).Shares, unit.Memory))
+			env, mounts := plugin.MPSAccess(e.mpsRoot, unit.ID,
+				sharing.NewMPSLimit(int(r.Shares), dra.ModeOf(r.Device).Shares, unit.Memory))
 			entries[i] = cdi.ClaimEntry{Env: env, Mounts: mounts}
 		}
 	}
@@ -130,7 +154,7 @@ func (e claimEntries) Keep(all []dra.Claim) error {
 	return e.ClaimSpecs.Keep(uids)
 }
 
-// placeNames are the names of the GPUs' units as claims have them, by UUID.
+// placeNames returns the names of the GPUs' units in claims, by UUID.
 func placeNames(gpus []sharing.GPU) map[string]string {
 	names := map[string]string{}
 	for id, place := range dra.Places(gpus) {
@@ -139,15 +163,18 @@ func placeNames(gpus []sharing.GPU) map[string]string {
 	return names
 }
 
-// claimedUnits are the units of a claim's devices; those of other drivers are looked up in the
-// CDI specs. Of a partition that is gone nobody has anything: after a reboot the kubelet shows the
-// claims of all pods at once, and each is to have its partition made again.
-func claimedUnits(inventory func() ([]sharing.GPU, error), others *cdi.Claims) func(driver string, devices, names []string) ([]string, bool) {
+// claimedUnits returns the units of a claim's devices. Devices of other drivers are looked up in
+// the CDI specs. A claim holds nothing of a partition that no longer exists: after a reboot, the
+// kubelet shows the claims of all pods at once, and each partition must be made again.
+func claimedUnits(
+	inventory func() ([]sharing.GPU, error),
+	others *cdi.Claims,
+) func(driver string, devices, names []string) ([]string, bool) {
 	return func(driver string, devices, names []string) (units []string, guessed bool) {
 		if driver != dra.DriverName && driver != dra.NVIDIADriver {
 			return others.Units(driver, devices, names)
 		}
-		gpus, _ := inventory() // With an error they are the last ones known.
+		gpus, _ := inventory() // After an error they are the last known ones.
 		for id, place := range placeNames(gpus) {
 			for _, device := range devices {
 				if dra.PlaceOf(device) == place {
@@ -162,8 +189,8 @@ func claimedUnits(inventory func() ([]sharing.GPU, error), others *cdi.Claims) f
 	}
 }
 
-// isOurs says that a device has a name that internal/dra gives: with its GPU's UUID. NVIDIA's driver
-// counts: gpu-0, gpu-0-mig-1g10gb-0.
+// isOurs reports whether internal/dra made the device's name, which has its GPU's UUID. NVIDIA's
+// driver uses numbers: gpu-0, gpu-0-mig-1g10gb-0.
 func isOurs(device string) bool {
 	return strings.Count(strings.TrimPrefix(device, "gpu-"), "-") >= 4 && len(device) >= len("gpu-")+36
 }

@@ -26,69 +26,79 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// GPUs are a node's GPUs and what goes with them.
+// GPUs are a node's GPUs with their environment.
 type GPUs struct {
 	// Library has deadlines already; see nvml.WithDeadlines.
 	Library nvml.Library
-	// Name is what --node calls them.
+	// Name is the value of --node.
 	Name string
 	// Proc is the /proc of the processes that use them.
 	Proc fs.FS
-	// Containers tell whose container a process is in; nil leaves that to Options.Pods.
+	// Containers maps processes to containers; nil leaves that to Options.Pods.
 	Containers usage.Containers
 	// CDI makes the CDI specs; nil for those of NVIDIA's driver.
 	CDI cdi.Source
-	// Control answers below /sim/ on the control socket; nil for nothing.
+	// Control answers below /sim/ on the control socket; nil for none.
 	Control http.Handler
-	// Reset resets the GPU with that PCI bus ID, which nothing in this program has open.
+	// Reset resets the GPU with that PCI bus ID, which this program must have closed.
 	Reset func(ctx context.Context, busID string) error
-	// Persistence says whether the GPU is in persistence mode, SetPersistence turns it on or off; nil where
-	// Reset is.
+	// Persistence reports whether the GPU is in persistence mode; SetPersistence turns the mode on
+	// or off. They are nil if Reset is.
 	Persistence    func(ctx context.Context, busID string) (bool, error)
 	SetPersistence func(ctx context.Context, busID string, on bool) error
-	// SetTimeSlice sets the time slice of the GPU of that UUID.
+	// SetTimeSlice sets the time slice of the GPU with that UUID.
 	SetTimeSlice func(ctx context.Context, gpu string, slice sharing.TimeSlice) error
-	// MakeNodes makes the device nodes of these of the driver's files of capabilities; nil where
-	// there are no such nodes.
+	// MakeNodes makes the device nodes for these capability files of the driver; nil if there are
+	// no such nodes.
 	MakeNodes func(ctx context.Context, files []string) error
 	Close     func()
-	// ProcessesHidden says that the driver does not list processes of other PID namespaces.
+	// ProcessesHidden is true if the driver does not list processes of other PID namespaces.
 	ProcessesHidden bool
-	// DriverReplaced returns an error when the node has another driver than this container was given, and nil when ctx
-	// ends; nil where nobody can tell.
+	// DriverReplaced returns an error when the node's driver is no longer the one that this
+	// container was given, and nil when ctx ends; nil if that cannot be found out.
 	DriverReplaced func(ctx context.Context) error
-	// Kernel is what the machine's kernel tells of the driver; nil where nobody asks.
+	// Kernel provides what the machine's kernel knows about the driver; nil if it is not used.
 	Kernel nvml.Kernel
-	// NotPermitted reports whether the driver certainly refuses to partition GPUs; nil where it does not.
+	// NotPermitted reports whether the driver certainly refuses to partition GPUs; nil if it does
+	// not.
 	NotPermitted func() bool
 }
 
-// Partitioner is nvml.NewPartitioner's for the GPUs.
-func (g GPUs) Partitioner(pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)) *nvml.Partitioner {
+// Partitioner returns the nvml.Partitioner for the GPUs.
+func (g GPUs) Partitioner(
+	pauseEvents func(ctx context.Context, gpu string) (resume func(), err error),
+) *nvml.Partitioner {
 	p := nvml.NewPartitioner(g.Library, pauseEvents)
 	p.ProcessesHidden, p.NotPermitted = g.ProcessesHidden, g.NotPermitted
 	p.Clients = func(minor int) ([]string, error) { return usage.Clients(g.Proc, minor) }
 	return p
 }
 
-// Simulated are the GPUs of a simulated node, which knows its own processes and
-// containers. The library is the node, or stands before it.
+// Simulated returns the GPUs of a simulated node, which knows its own processes and containers. The
+// library is the node itself or wraps it.
 func Simulated(node *simnode.Node, library nvml.Library) GPUs {
 	return GPUs{
-		Library: nvml.WithDeadlines(library, nvml.Limits{}), Name: node.Name(),
-		Proc: node.Proc(), Containers: node, CDI: cdi.Simulated{}, Control: node.Handler(),
+		Library:        nvml.WithDeadlines(library, nvml.Limits{}),
+		Name:           node.Name(),
+		Proc:           node.Proc(),
+		Containers:     node,
+		CDI:            cdi.Simulated{},
+		Control:        node.Handler(),
 		Reset:          func(_ context.Context, busID string) error { return node.ResetGPU(busID) },
 		Persistence:    func(_ context.Context, busID string) (bool, error) { return node.Persistence(busID) },
 		SetPersistence: func(_ context.Context, busID string, on bool) error { return node.SetPersistence(busID, on) },
 		SetTimeSlice: func(_ context.Context, gpu string, slice sharing.TimeSlice) error {
 			return node.SetTimeSlice(gpu, slice)
 		},
-		Close: func() {}, Kernel: node, ProcessesHidden: node.OwnPIDs(), NotPermitted: func() bool { return !node.MayChangeMIG() },
+		Close:           func() {},
+		Kernel:          node,
+		ProcessesHidden: node.OwnPIDs(),
+		NotPermitted:    func() bool { return !node.MayChangeMIG() },
 	}
 }
 
-// driverOptions find the driver as NVIDIA's plugin does: where it is mounted in
-// this program's container, else where it is on the host.
+// driverOptions finds the driver as NVIDIA's plugin does: where it is mounted in this program's
+// container, else where it is on the host.
 func driverOptions(startup configs.StartupSettings, hostRoot string, log *slog.Logger) cdi.DriverOptions {
 	options := cdi.DriverOptions{
 		Find: func() cdi.Roots {
@@ -104,7 +114,8 @@ func driverOptions(startup configs.StartupSettings, hostRoot string, log *slog.L
 		Host:         cdi.Roots{Driver: startup.DriverRoot, Dev: startup.DevRoot},
 		Mounts:       func() []cdi.Mount { return hostMounts(startup, hostRoot) },
 		Capabilities: Capabilities(startup, hostRoot),
-		HookPath:     hookPath(startup, hostRoot), Logger: log,
+		HookPath:     hookPath(startup, hostRoot),
+		Logger:       log,
 	}
 	if startup.CDIFeatures != "" {
 		options.Features = strings.Split(startup.CDIFeatures, ",")
@@ -115,13 +126,16 @@ func driverOptions(startup configs.StartupSettings, hostRoot string, log *slog.L
 	return options
 }
 
-// hostMounts are the folders of the host that this process sees.
+// hostMounts returns the folders of the host that this process sees.
 func hostMounts(startup configs.StartupSettings, hostRoot string) (mounts []cdi.Mount) {
 	if filepath.Join("/", hostRoot) != "/" {
 		mounts = append(mounts, cdi.Mount{Host: "/", Here: hostRoot})
 	}
 	if isDirectory(startup.ContainerDriverRoot) {
-		mounts = append(mounts, cdi.Mount{Host: filepath.Join("/", startup.DriverRoot), Here: startup.ContainerDriverRoot})
+		mounts = append(mounts, cdi.Mount{
+			Host: filepath.Join("/", startup.DriverRoot),
+			Here: startup.ContainerDriverRoot,
+		})
 	}
 	if mounts == nil {
 		return []cdi.Mount{{Host: "/", Here: "/"}}
@@ -129,7 +143,7 @@ func hostMounts(startup configs.StartupSettings, hostRoot string) (mounts []cdi.
 	return mounts
 }
 
-// Capabilities reads the driver's files of MIG capabilities where this process sees all of them: in the
+// Capabilities reads the driver's MIG capability files where this process sees all of them: in the
 // container's own /proc, NVIDIA's runtime may hide some.
 func Capabilities(startup configs.StartupSettings, hostRoot string) migcaps.Reader {
 	var roots []string
@@ -141,8 +155,8 @@ func Capabilities(startup configs.StartupSettings, hostRoot string) migcaps.Read
 	return migcaps.NewReader(roots...)
 }
 
-// mountedDev is where this process sees the folder with the dev of which containers are given nodes,
-// if that is the driver root: this is mounted into the container. It is empty otherwise.
+// mountedDev returns where this process sees the folder whose dev has the containers' device nodes,
+// if that is the driver root, which is mounted into this container. Otherwise it returns "".
 func mountedDev(startup configs.StartupSettings) string {
 	if filepath.Join("/", startup.DevRoot) != filepath.Join("/", startup.DriverRoot) {
 		return ""
@@ -150,20 +164,20 @@ func mountedDev(startup configs.StartupSettings) string {
 	return startup.ContainerDriverRoot
 }
 
-// hookPath is the program on the host that CDI specs name as their hook. NVIDIA's container
-// toolkit has nvidia-cdi-hook from 1.16 on, and nvidia-ctk, the default of NVIDIA's plugin, in
-// all releases that matter. Where neither is seen, the host's files are not mounted here.
+// hookPath returns the program on the host that CDI specs name as their hook. NVIDIA's container
+// toolkit has nvidia-cdi-hook from 1.16 on, and nvidia-ctk, the default of NVIDIA's plugin, in all
+// relevant releases. If neither is seen, the host's files are not mounted here.
 func hookPath(startup configs.StartupSettings, hostRoot string) string {
 	if startup.CDIHookPath != "" {
 		return startup.CDIHookPath
 	}
 	const newer, older = "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"
 	roots := []string{cmp.Or(hostRoot, "/")}
-	if startup.DriverRoot == "/" { // Where this is mounted, it has the whole host.
+	if startup.DriverRoot == "/" { // If mounted, it has the whole host.
 		roots = append(roots, startup.ContainerDriverRoot)
 	}
 	for _, root := range roots {
-		// A link is to be followed on the host, and not in this container.
+		// A link must be followed on the host, not in this container.
 		if _, err := os.Lstat(filepath.Join(root, newer)); err == nil {
 			return newer
 		}
@@ -176,8 +190,8 @@ func isDirectory(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// nodeLock is the right to serve a device-plugins directory. Of two programs on one
-// node the second stands by until the first has ended.
+// nodeLock is the right to serve a device-plugins directory. If two programs run on a node, the
+// second one stands by until the first has ended.
 type nodeLock struct {
 	dir  string
 	file *state.File
@@ -220,7 +234,7 @@ func (l *nodeLock) release() {
 	l.lock = nil
 }
 
-// leave gives the right up and, if there is no successor, calls say before one can come.
+// leave gives up the right. If there is no successor, it calls say before one can start.
 func (l *nodeLock) leave(say func()) {
 	l.release()
 	if last, ok := state.AcquireLast(l.dir); ok {
@@ -230,8 +244,8 @@ func (l *nodeLock) leave(say func()) {
 	}
 }
 
-// listenControl listens on a Unix socket that only its owner can use. The socket
-// of a program that is gone is replaced, that of a living one is not.
+// listenControl listens on a Unix socket that only its owner can use. It replaces the socket of a
+// program that has ended, but not of a running one.
 func listenControl(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, fmt.Errorf("control socket: %w", err)
@@ -244,7 +258,7 @@ func listenControl(path string) (net.Listener, error) {
 			return nil, fmt.Errorf("control socket: %w", err)
 		}
 	}
-	// The mode is set before the file exists: nobody else can ever connect.
+	// The mode is set before the file exists, so no other user can ever connect.
 	config := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
 		var failed error
 		err := socket.Control(func(fd uintptr) { failed = syscall.Fchmod(int(fd), 0o600) })
@@ -257,8 +271,8 @@ func listenControl(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// controlHandler is what a running program can be told and asked on its control
-// socket: health, releases of GPUs, and what simulated GPUs themselves can be told.
+// controlHandler serves the control socket of a running program: health, releases of GPUs, and the
+// controls of simulated GPUs.
 func controlHandler(health web.Health, releases, gpus http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/health", web.HealthHandler(health))

@@ -9,29 +9,30 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Privileged is all by which this program changes the node's GPUs and their device nodes, and for
-// which its container has to be privileged or has the driver's files: nothing else in the program
-// needs that. It is one interface so that it can be given to a container of its own. All GPUs are
-// named by UUID but for Reset's. Methods may be called from any goroutine, Apply for one GPU from one
-// at a time, and return soon after ctx ends.
+// Privileged is every operation that changes the node's GPUs and their device nodes, for which this
+// program's container must be privileged or have the driver's files. Nothing else in the program
+// needs that. It is one interface so that a separate container can provide it. GPUs are named by
+// UUID, except where a PCI bus ID is given. Methods may be called from any goroutine, but Apply for
+// one GPU only from one at a time. They return soon after ctx ends.
 type Privileged interface {
-	// State and Apply are those of nvml.Partitioner.
+	// State and Apply are as in nvml.Partitioner.
 	State(ctx context.Context, gpu string) (sharing.MIGState, error)
 	Apply(ctx context.Context, gpu string, step mig.Step) error
-	// MakeNodes has NVIDIA's program make the device nodes that these of the driver's files tell.
+	// MakeNodes lets NVIDIA's program make the device nodes that these files of the driver
+	// describe.
 	MakeNodes(ctx context.Context, files []string) error
-	// Reset resets the GPU with that PCI bus ID, which nothing in this program has open.
+	// Reset resets the GPU with that PCI bus ID, which this program must have closed.
 	Reset(ctx context.Context, pciBusID string) error
-	// Persistence says whether the GPU with that PCI bus ID is in persistence mode, SetPersistence turns that
-	// on or off.
+	// Persistence reports whether the GPU with that PCI bus ID is in persistence mode;
+	// SetPersistence turns the mode on or off.
 	Persistence(ctx context.Context, pciBusID string) (bool, error)
 	SetPersistence(ctx context.Context, pciBusID string, on bool) error
-	// SetComputeMode and SetTimeSlice are those of gpusettings.DriverSettings.
+	// SetComputeMode and SetTimeSlice are as in gpusettings.DriverSettings.
 	SetComputeMode(ctx context.Context, gpu string, mode sharing.ComputeMode) error
 	SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) error
 }
 
-// ownRights is the Privileged of a program whose own container has the rights.
+// ownRights implements Privileged if the program's own container has the rights.
 type ownRights struct {
 	gpus        GPUs
 	node        *nvml.Node
@@ -48,9 +49,10 @@ func (o ownRights) Apply(ctx context.Context, gpu string, step mig.Step) error {
 	return o.partitioner.Apply(ctx, gpu, step)
 }
 
-// errNodesNotPermitted is why no nodes are made. Without the right, the program would fail with an
-// error that names nothing of this.
-var errNodesNotPermitted = errors.New("this program may not make it, which takes a privileged container: the chart's mig.manage")
+// errNodesNotPermitted is why no device nodes are made. Without this check, NVIDIA's program would
+// fail with an error that does not name the missing right.
+var errNodesNotPermitted = errors.New(
+	"this program may not make it, which takes a privileged container: the chart's mig.manage")
 
 var errDriverClosed = errors.New("a label of the Node pauses this program")
 
@@ -59,7 +61,7 @@ func (o ownRights) MakeNodes(ctx context.Context, files []string) error {
 	if o.gpus.NotPermitted != nil && o.gpus.NotPermitted() {
 		return errNodesNotPermitted
 	}
-	if o.node.Closed() { // nvidia-modprobe would load the module that somebody has just unloaded.
+	if o.node.Closed() { // nvidia-modprobe would load a module that was just unloaded.
 		return errDriverClosed
 	}
 	return abandonable(ctx, settingLimit, "the making of device nodes", func(ctx context.Context) error {
@@ -72,7 +74,8 @@ func (o ownRights) Reset(ctx context.Context, pciBusID string) error {
 	if o.node.Closed() { // nvidia-smi would load the module, too.
 		return errDriverClosed
 	}
-	return abandonable(ctx, resetLimit, "the reset", func(ctx context.Context) error { return o.gpus.Reset(ctx, pciBusID) })
+	return abandonable(ctx, resetLimit, "the reset",
+		func(ctx context.Context) error { return o.gpus.Reset(ctx, pciBusID) })
 }
 
 // Persistence implements Privileged.
@@ -94,7 +97,8 @@ func (o ownRights) SetPersistence(ctx context.Context, pciBusID string, on bool)
 	if o.node.Closed() { // As in MakeNodes.
 		return errDriverClosed
 	}
-	return abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error { return o.gpus.SetPersistence(ctx, pciBusID, on) })
+	return abandonable(ctx, settingLimit, "nvidia-smi",
+		func(ctx context.Context) error { return o.gpus.SetPersistence(ctx, pciBusID, on) })
 }
 
 // SetComputeMode implements Privileged.
@@ -104,5 +108,6 @@ func (o ownRights) SetComputeMode(ctx context.Context, gpu string, mode sharing.
 
 // SetTimeSlice implements Privileged.
 func (o ownRights) SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) error {
-	return abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error { return o.gpus.SetTimeSlice(ctx, gpu, slice) })
+	return abandonable(ctx, settingLimit, "nvidia-smi",
+		func(ctx context.Context) error { return o.gpus.SetTimeSlice(ctx, gpu, slice) })
 }

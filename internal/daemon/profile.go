@@ -14,16 +14,16 @@ import (
 	"github.com/virgate/virgate/internal/state"
 )
 
-// ProfileOptions say where the profile is: in a file, or in Source, by the Node's label.
+// ProfileOptions are the source of the profile: a file, or Source with the Node's label.
 type ProfileOptions struct {
-	// Path is the file, empty for flags and variables alone; Key is configsource.File's.
+	// Path is the file, empty for flags and variables only; Key is as in configsource.File.
 	Path, Key string
-	// Source has profiles by name, of which Labels, Default and Fallbacks choose as
-	// in configsource.NodeSource; nil for a file.
+	// Source has profiles by name. Labels, Default and Fallbacks choose one as in
+	// configsource.NodeSource. It is nil for a file.
 	Source    configsource.Source
 	Default   string
 	Fallbacks []configsource.Fallback
-	// Labels are the Node's; nil where none are looked at.
+	// Labels are the Node's; nil if they are not read.
 	Labels *configsource.NodeLabels
 	// Overrides are the settings from flags and variables.
 	Overrides configs.Overrides
@@ -31,23 +31,29 @@ type ProfileOptions struct {
 	Observe func(configs.SelectedProfile, error)
 }
 
-// profile is where the profile comes from, opened.
+// profile is the opened source of the profile.
 type profile struct {
 	source        agent.ConfigSource
 	lastKnownGood *configsource.LastKnownGood
 	// startup are the settings that cannot change while the process runs.
 	startup configs.StartupSettings
 	name    string
-	// rules has the labels of the GPUs for rules, when there is something that knows the GPUs.
+	// rules provides the GPUs' labels for rules, once the GPUs are known.
 	rules atomic.Pointer[ruleLabels]
-	// stop ends what follows it already.
+	// stop ends the watching that openProfile has started.
 	stop func()
 }
 
-// openProfile finds out which settings the process starts with: those of the profile if it
-// is known soon enough, else of the last run's, else of flags and variables alone.
-func openProfile(ctx context.Context, o ProfileOptions, last state.Profile, reporter *nodestatus.Reporter, log *slog.Logger) (*profile, error) {
-	// The flags alone must make sense; a wrong document can be mended meanwhile.
+// openProfile determines the settings that the process starts with: those of the profile if it is
+// known soon enough, else of the last run's profile, else of flags and variables only.
+func openProfile(
+	ctx context.Context,
+	o ProfileOptions,
+	last state.Profile,
+	reporter *nodestatus.Reporter,
+	log *slog.Logger,
+) (*profile, error) {
+	// The flags must be valid on their own; a wrong document can be mended later.
 	flags, err := configs.Parse("", nil, o.Overrides)
 	if err != nil {
 		return nil, err
@@ -75,7 +81,13 @@ func openProfile(ctx context.Context, o ProfileOptions, last state.Profile, repo
 }
 
 func (p *profile) openFile(ctx context.Context, o ProfileOptions, log *slog.Logger) {
-	file := &configsource.File{Path: o.Path, Key: o.Key, Overrides: o.Overrides, Labels: o.Labels, Done: ctx.Done()}
+	file := &configsource.File{
+		Path:      o.Path,
+		Key:       o.Key,
+		Overrides: o.Overrides,
+		Labels:    o.Labels,
+		Done:      ctx.Done(),
+	}
 	if config, err := file.Config(); err == nil {
 		p.startWith(config.Startup, config.Notes, log)
 	}
@@ -83,9 +95,9 @@ func (p *profile) openFile(ctx context.Context, o ProfileOptions, log *slog.Logg
 	p.source, p.name = file, file.Path
 }
 
-// The start waits for the API server to tell the profile, because its settings for
-// the process cannot be taken over later: firstProfileTimeout, or
-// restoredProfileTimeout where the last run's profile is there to serve at once.
+// The start waits for the API server to deliver the profile, because its process settings cannot be
+// applied later. It waits for firstProfileTimeout, or for restoredProfileTimeout if the last run's
+// profile can serve at once.
 const (
 	firstProfileTimeout    = 5 * time.Second
 	restoredProfileTimeout = time.Second
@@ -93,7 +105,12 @@ const (
 
 func (p *profile) openSource(ctx context.Context, o ProfileOptions, restored bool, log *slog.Logger) {
 	source := &configsource.NodeSource{
-		Source: o.Source, Labels: o.Labels, Inventory: p.inventory, Default: o.Default, Fallbacks: o.Fallbacks, Overrides: o.Overrides,
+		Source:    o.Source,
+		Labels:    o.Labels,
+		Inventory: p.inventory,
+		Default:   o.Default,
+		Fallbacks: o.Fallbacks,
+		Overrides: o.Overrides,
 	}
 	watching := configsource.StartWatching(ctx, source)
 	timeout := firstProfileTimeout
@@ -118,7 +135,7 @@ func (p *profile) openSource(ctx context.Context, o ProfileOptions, restored boo
 	}
 }
 
-// inventory are the labels of the GPUs for rules; nil while they are not known.
+// inventory returns the GPUs' labels for rules; nil while they are unknown.
 func (p *profile) inventory() map[string]string {
 	if rules := p.rules.Load(); rules != nil {
 		return rules.now()
@@ -126,7 +143,7 @@ func (p *profile) inventory() map[string]string {
 	return nil
 }
 
-// notesLogged is how many notes are logged of a document, which may have thousands.
+// notesLogged limits the logged notes on a document, which may have thousands.
 const notesLogged = 100
 
 func (p *profile) startWith(startup configs.StartupSettings, notes []configs.Note, log *slog.Logger) {

@@ -15,9 +15,10 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// gpuFacts are what rules can depend on of a GPU. They are kept for a restart: the driver does not tell all of them
-// always, such as the memory of a GPU with MIG to whom lacks a right. A rule that has partitions made must not come to
-// nothing by that.
+// gpuFacts are what rules can depend on of a GPU. They are stored for a restart, because the driver
+// does not always report all of them: for example, a program without the necessary right does not
+// get the memory of a GPU with MIG. A rule that creates partitions must not stop matching because
+// of that.
 type gpuFacts struct {
 	UUID              string `json:"uuid"`
 	Model             string `json:"model,omitempty"`
@@ -27,50 +28,58 @@ type gpuFacts struct {
 	MIGCapable        bool   `json:"migCapable,omitempty"`
 }
 
-// ruleLabels are feature discovery's labels as rules see them: of all GPUs that the machine had since its start, as if
-// they were exclusive and not partitioned. So neither a profile nor a fault changes them.
+// ruleLabels are feature discovery's labels as rules see them: of all GPUs that the machine had
+// since its start, as if they were exclusive and not partitioned. So neither a profile nor a fault
+// changes them.
 type ruleLabels struct {
 	// node has what does not change while the program runs.
 	node      features.Node
 	inventory func() ([]sharing.GPU, error)
 	versions  func() nvml.Versions
-	// store is read when the GPUs are first known, which only the program that serves the node does.
+	// store is read when the GPUs are first known, which happens only in the program that serves
+	// the node.
 	store state.Section[gpuFacts]
 	log   *slog.Logger
 
 	mu sync.Mutex
-	// facts are nil before that. labels were the last ones; nil while they are not known.
+	// facts are nil before that. labels are the last labels, nil while they are unknown.
 	facts  map[string]gpuFacts
 	labels map[string]string
 }
 
-// now are the labels; nil while the GPUs have never been read.
+// now returns the labels; nil until the GPUs have been read once.
 func (l *ruleLabels) now() map[string]string {
 	gpus, err := l.inventory()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if err != nil { // GPUs that cannot be read just now are those that they were.
+	if err != nil { // GPUs that cannot be read now count as unchanged.
 		return l.labels
 	}
 	gpus = slices.Clone(gpus)
 	if l.remember(gpus) {
-		kept := slices.SortedFunc(maps.Values(l.facts), func(a, b gpuFacts) int { return strings.Compare(a.UUID, b.UUID) })
+		kept := slices.SortedFunc(maps.Values(l.facts),
+			func(a, b gpuFacts) int { return strings.Compare(a.UUID, b.UUID) })
 		if err := l.store.Save(kept); err != nil {
 			l.log.Warn("what rules need to know of the GPUs is not kept for a restart", "error", err)
 		}
 	}
 	n, versions := l.node, l.versions()
-	n.GPUs, n.Driver, n.CUDA = gpus, versions.Driver, versions.CUDA
+	n.GPUs = gpus
+	n.Driver = versions.Driver
+	n.CUDA = versions.CUDA
 	l.labels = RuleLabels(n)
 	return l.labels
 }
 
-// RuleLabels are feature discovery's labels as rules see them: as if the GPUs were exclusive and not partitioned.
+// RuleLabels returns feature discovery's labels as rules see them: as if the GPUs were exclusive
+// and not partitioned.
 func RuleLabels(n features.Node) map[string]string {
-	n.GPUs, n.Models, n.Profile = slices.Clone(n.GPUs), true, sharing.Profile{}
+	n.GPUs = slices.Clone(n.GPUs)
+	n.Models = true
+	n.Profile = sharing.Profile{}
 	for i := range n.GPUs {
 		n.GPUs[i].MIG, n.GPUs[i].Partitions = false, nil
-		if n.GPUs[i].DriverIndex == sharing.NotListed { // A GPU that is lost is still the machine's.
+		if n.GPUs[i].DriverIndex == sharing.NotListed { // A lost GPU still belongs to the machine.
 			n.GPUs[i].DriverIndex = ""
 		}
 	}
@@ -83,7 +92,8 @@ func RuleLabels(n features.Node) map[string]string {
 	return labels
 }
 
-// remember fills in what the driver does not say now, and reports whether it said something new.
+// remember fills in what the driver does not report now, and reports whether it reported something
+// new.
 func (l *ruleLabels) remember(gpus []sharing.GPU) (news bool) {
 	if l.facts == nil {
 		l.facts = map[string]gpuFacts{}
@@ -105,7 +115,11 @@ func (l *ruleLabels) remember(gpus []sharing.GPU) (news bool) {
 			PCIClass:          cmp.Or(gpu.PCIClass, known.PCIClass),
 			MIGCapable:        gpu.MIGCapable || known.MIGCapable,
 		}
-		gpu.Model, gpu.Memory, gpu.ComputeCapability, gpu.PCIClass, gpu.MIGCapable = facts.Model, facts.Memory, facts.ComputeCapability, facts.PCIClass, facts.MIGCapable
+		gpu.Model = facts.Model
+		gpu.Memory = facts.Memory
+		gpu.ComputeCapability = facts.ComputeCapability
+		gpu.PCIClass = facts.PCIClass
+		gpu.MIGCapable = facts.MIGCapable
 		if facts != known {
 			l.facts[gpu.UUID], news = facts, true
 		}

@@ -13,10 +13,10 @@ import (
 	"github.com/virgate/virgate/plugin"
 )
 
-// RemoveHostFiles removes all that Virgate has written to the machine's device-plugins and
-// CDI directories, and its file of feature labels, and returns what that was. Where there is
-// nothing it makes nothing either, not even the lock for a moment. The error says that a Virgate
-// serves it.
+// RemoveHostFiles removes everything that Virgate has written to the machine's device-plugins and
+// CDI directories, and its file of feature labels. It returns the removed paths. If there is
+// nothing, it creates nothing either, not even briefly the lock. It fails if a Virgate serves the
+// machine.
 func RemoveHostFiles(ctx context.Context, pluginDir, cdiDir, featureFile string) (removed []string, err error) {
 	if _, err := os.Stat(pluginDir); err != nil {
 		return nil, fmt.Errorf("find --device-plugin-dir: %w", err)
@@ -44,15 +44,18 @@ func RemoveHostFiles(ctx context.Context, pluginDir, cdiDir, featureFile string)
 	return removed, errors.Join(errs...)
 }
 
-// hostFiles are those that RemoveHostFiles removes, in its order.
+// hostFiles returns the files that RemoveHostFiles removes, in its order.
 func hostFiles(pluginDir, cdiDir, featureFile string) (paths []string, err error) {
 	if _, err := os.Lstat(featureFile); err == nil {
 		paths = append(paths, featureFile)
 	}
 	for _, pattern := range []string{
-		filepath.Join(cdiDir, cdi.SpecPattern), filepath.Join(pluginDir, "cdi", cdi.SpecPattern), filepath.Join(pluginDir, "cdi"),
+		filepath.Join(cdiDir, cdi.SpecPattern), filepath.Join(pluginDir, "cdi", cdi.SpecPattern),
+		filepath.Join(pluginDir, "cdi"),
 		filepath.Join(pluginDir, plugin.SocketPattern), filepath.Join(pluginDir, state.Name+"*"),
-		filepath.Join(pluginDir, state.StandbyName), filepath.Join(pluginDir, state.LockName), // The lock last: until then nobody else can serve.
+		filepath.Join(pluginDir, state.StandbyName),
+		// The lock comes last: before that, no other Virgate can serve.
+		filepath.Join(pluginDir, state.LockName),
 	} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {

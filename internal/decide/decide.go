@@ -1,8 +1,8 @@
-// Package decide is what the node offers, as a list of pure steps over one snapshot of the facts.
-// The loop of package agent takes them for the profile in force and acts on the Decision, and the
-// forecast takes them for another profile.
+// Package decide decides what the node offers, in a series of pure steps over one snapshot of the
+// facts. The loop of package agent runs them for the profile in force and acts on the Decision. The
+// forecast runs them for another profile.
 //
-// Read decide.go first, then dra.go (which units DRA offers) and mps.go (when shares by MPS can be
+// Read decide.go first, then dra.go (which units DRA offers) and mps.go (when MPS shares can be
 // used).
 package decide
 
@@ -16,46 +16,46 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Facts are what a decision follows from. They are not modified.
+// Facts are the input of a decision. They are not modified.
 type Facts struct {
 	GPUs         []sharing.GPU
 	Profile      sharing.Profile
 	Reservations []units.Reservation
-	// Warnings are added to the plan's as they are.
+	// Warnings are added unchanged to the plan's warnings.
 	Warnings []string
-	// MayReset and MayEvict say what this program is allowed to do.
+	// MayReset and MayEvict are what this program is allowed to do.
 	MayReset, MayEvict bool
-	// Host says which units the node can grant, and what others lack.
+	// Host is which units the node can grant, and what prevents the others.
 	Host plugin.Host
-	// MPS are the daemons; nil in a forecast, which ignores them.
+	// MPS is the state of the daemons; nil in a forecast, which ignores them.
 	MPS *MPS
-	// DRA is nil where this program serves no claims.
+	// DRA is nil if this program serves no claims.
 	DRA *DRA
 }
 
-// Decision is what the node is to offer.
+// Decision is what the node should offer.
 type Decision struct {
-	// Plan is the device plugin's.
+	// Plan is the device plugin's plan.
 	Plan sharing.Plan
-	// Owners are the units' owners, by UUID.
+	// Owners are the owners of the units, by UUID.
 	Owners map[string]units.Owner
-	// Units are those that are offered, or could be, by place (dra.Place), where this program
-	// serves claims; nil while a GPU's possible partitions have not been read yet.
+	// Units are the units that are or could be offered, by place (dra.Place), if this program
+	// serves claims. It is nil while the possible partitions of a GPU have not been read yet.
 	Units map[string]Unit
-	// Offer is DRA's new offer; nil leaves what is published.
+	// Offer is DRA's new offer; nil leaves the published offer unchanged.
 	Offer *dra.Offer
 
-	// places are the places of the units that the node has, by UUID.
+	// places are the places of the node's units, by UUID.
 	places map[string]dra.Placed
-	// forDRA are the units of the plan that are to be offered by DRA, by UUID.
+	// forDRA are the plan's units that DRA should offer, by UUID.
 	forDRA map[string]bool
 	// onDemand are the GPUs whose partitions are made for claims.
 	onDemand onDemand
-	// withReleased is the plan before releases and pauses are left out.
+	// withReleased is the plan that still has released and paused units.
 	withReleased sharing.Plan
 }
 
-// Decide says what the node is to offer, from the facts alone.
+// Decide returns what the node should offer. It depends only on the facts.
 func Decide(f Facts) Decision {
 	var d Decision
 	for _, step := range steps {
@@ -64,7 +64,7 @@ func Decide(f Facts) Decision {
 	return d
 }
 
-// steps are taken in this order: a later one may use what an earlier one found.
+// steps run in this order, so each step can use the results of earlier ones.
 var steps = []func(*Facts, *Decision){
 	planUnits,
 	assignOwners,
@@ -77,8 +77,8 @@ var steps = []func(*Facts, *Decision){
 
 func planUnits(f *Facts, d *Decision) { d.Plan = sharing.NewPlan(f.GPUs, f.Profile) }
 
-// assignOwners finds the owners of all units of the node: also a unit that the profile does not
-// offer may be DRA's, or reserved.
+// assignOwners finds the owners of all units of the node. A unit that the profile does not offer
+// may also be DRA's, or reserved.
 func assignOwners(f *Facts, d *Decision) {
 	d.places = dra.Places(f.GPUs)
 	var paths map[string]units.Path
@@ -88,16 +88,26 @@ func assignOwners(f *Facts, d *Decision) {
 	}
 	var all []units.Unit
 	for _, gpu := range f.GPUs {
-		all = append(all, units.Unit{UUID: gpu.UUID, GPU: gpu.UUID, Path: paths[dra.Place(gpu.UUID, nil)], ForDRA: d.forDRA[gpu.UUID]})
+		all = append(all, units.Unit{
+			UUID:   gpu.UUID,
+			GPU:    gpu.UUID,
+			Path:   paths[dra.Place(gpu.UUID, nil)],
+			ForDRA: d.forDRA[gpu.UUID],
+		})
 		for _, p := range gpu.Partitions {
-			all = append(all, units.Unit{UUID: p.UUID, GPU: gpu.UUID, Path: paths[d.places[p.UUID].Name], ForDRA: d.forDRA[p.UUID]})
+			all = append(all, units.Unit{
+				UUID:   p.UUID,
+				GPU:    gpu.UUID,
+				Path:   paths[d.places[p.UUID].Name],
+				ForDRA: d.forDRA[p.UUID],
+			})
 		}
 	}
 	d.Owners = units.Owners(all, f.Reservations)
 }
 
-// dropReserved leaves reserved units out of the plan. A unit that an MPS daemon reserves stays in
-// it, because containers can use it as shares of the daemon.
+// dropReserved removes reserved units from the plan. A unit that an MPS daemon reserves remains,
+// because containers can use it as shares of the daemon.
 func dropReserved(_ *Facts, d *Decision) {
 	reservedFor := func(purposes ...units.Purpose) func(sharing.Unit) bool {
 		return func(u sharing.Unit) bool { return d.Owners[u.ID].ReservedFor(purposes...) }
@@ -106,10 +116,11 @@ func dropReserved(_ *Facts, d *Decision) {
 	d.Plan = d.withReleased.Without(reservedFor(units.Pause, units.Release))
 }
 
-// MayNotReset is why no GPU is reset.
+// MayNotReset is why Virgate resets no GPU.
 const MayNotReset = "this Virgate may not reset GPUs: it takes virgate run --allow-gpu-reset, or mig.reset of the chart"
 
-// addWarnings warns of what is released, and of what this program is not allowed to do.
+// addWarnings warns about releases and pauses, and about actions that this program is not allowed
+// to take.
 func addWarnings(f *Facts, d *Decision) {
 	for _, r := range f.Reservations {
 		if (r.Purpose == units.Pause || r.Purpose == units.Release) && !slices.Contains(d.Plan.Warnings, r.Text) {
@@ -132,11 +143,11 @@ func (d *Decision) warn(warnings ...string) {
 	d.Plan.Warnings = append(slices.Clip(d.Plan.Warnings), warnings...)
 }
 
-// markNotOnHost marks what cannot be granted: there is no CDI entry, no device node, or no
-// permission.
+// markNotOnHost marks units that cannot be granted because a CDI entry, a device node or a
+// permission is missing.
 func markNotOnHost(f *Facts, d *Decision) { d.Plan = d.Plan.Withhold(f.Host.Obstacles) }
 
-// splitByPath leaves to the device plugin what is its own, and makes DRA's offer of the rest.
+// splitByPath leaves the device plugin its own units, and makes DRA's offer from the others.
 func splitByPath(f *Facts, d *Decision) {
 	if f.DRA != nil {
 		d.split(f)

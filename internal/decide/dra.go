@@ -13,19 +13,19 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// DRA is what is known of DRA on the node.
+// DRA is what is known about DRA on the node.
 type DRA struct {
-	// Node has what an offer says of the node, but for its GPUs, its plan and its claims.
+	// Node has an offer's information about the node, except its GPUs, its plan and its claims.
 	Node  dra.Node
 	State dra.DriverState
 	View  claims.View
-	// Geometries say how GPUs could be divided, by UUID. It is nil where none are, and lacks GPUs
-	// that have not been read yet.
+	// Geometries are how GPUs could be divided, by UUID. It is nil if this program makes no
+	// partitions, and lacks GPUs that have not been read yet.
 	Geometries map[string]Geometry
 }
 
-// Geometry is how a GPU could be divided, or why that is not known. It is that of the GPU for as
-// long as the program runs.
+// Geometry is how a GPU could be divided, or why that is not known. It stays the same while the
+// program runs.
 type Geometry struct {
 	State   sharing.MIGState
 	Unknown error
@@ -34,34 +34,34 @@ type Geometry struct {
 // Unit is a unit of the plan, or one that could be made.
 type Unit struct {
 	claims.Unit
-	// Resource and Planned are the plan's; empty where it does not have the unit.
+	// Resource and Planned come from the plan; empty if the plan does not have the unit.
 	Resource string
 	Planned  sharing.Unit
-	// ForDRA says that the profile has it offered by DRA.
+	// ForDRA is true if the profile offers the unit by DRA.
 	ForDRA bool
-	// At is the partition where it is one; nil for a whole GPU.
+	// At is the partition; nil for a whole GPU.
 	At *sharing.Partition
 }
 
-// PluginUnit is the UUID that the device plugin must refuse when the unit is DRA's: its own, or its
-// GPU's while it does not exist.
+// PluginUnit returns the UUID that the device plugin must refuse if the unit is DRA's: the unit's
+// own or, while the unit does not exist, its GPU's.
 func (u Unit) PluginUnit() string { return cmp.Or(u.ID, u.GPU) }
 
-// Follows says that its path is that of the GPU of which it is a part.
+// Follows reports whether the unit has the path of the GPU of which it is a part.
 func (u Unit) Follows() bool { return u.With != "" && u.With != u.Place }
 
-// ByDRA says that a claim may get the unit at any moment.
+// ByDRA reports whether a claim may get the unit at any moment.
 func (u Unit) ByDRA(paths map[string]units.Path) bool {
 	return paths[u.Place].ByDRA() || paths[dra.Place(u.GPU, nil)].ByDRA()
 }
 
-// NoDRA is the warning about a profile with dra.resources where nobody serves claims.
+// NoDRA is the warning about a profile with dra.resources if this program serves no claims.
 const NoDRA = "dra: nothing is offered by DRA, as this Virgate was started without --dra, the chart's dra.enabled"
 
-// releasedFault is why a unit is not given to claims while its GPU is released.
+// releasedFault is why claims do not get a unit while its GPU is released.
 const releasedFault = "its GPU is released"
 
-// warnings say what of the profile's dra section does not hold here.
+// warnings returns which parts of the profile's dra section have no effect here.
 func (f *DRA) warnings() (warnings []string) {
 	off := func(is bool, feature, means string) {
 		if is {
@@ -69,8 +69,10 @@ func (f *DRA) warnings() (warnings []string) {
 		}
 	}
 	off(f.State.Without.Shares, "DRAConsumableCapacity", "shared devices are offered by the device plugin")
-	off(f.State.Without.Taints, "DRADeviceTaints", "faulty devices are left out, and claims that have them are not told by a taint")
-	off(f.State.Without.Counters, "DRAPartitionableDevices", "a claim may be given a GPU that is still held in another sharing mode, and waits for it")
+	off(f.State.Without.Taints, "DRADeviceTaints",
+		"faulty devices are left out, and claims that have them are not told by a taint")
+	off(f.State.Without.Counters, "DRAPartitionableDevices",
+		"a claim may be given a GPU that is still held in another sharing mode, and waits for it")
 	for _, problem := range f.State.Problems {
 		warnings = append(warnings, "dra: "+problem)
 	}
@@ -78,7 +80,7 @@ func (f *DRA) warnings() (warnings []string) {
 }
 
 // onDemand are the GPUs whose partitions are made for claims, by UUID, and why others are not.
-// Unknown says that this has not been found out yet.
+// unknown is true while this is not known yet.
 type onDemand struct {
 	gpus    map[string]mig.Geometry
 	why     []string
@@ -110,9 +112,9 @@ func (f *DRA) divided(gpus []sharing.GPU, p sharing.Profile) onDemand {
 	return found
 }
 
-// wanted are the units of the plan that are to be offered by DRA, by UUID. An API server without
-// DRAConsumableCapacity would give one claim the whole device, so shared units stay with the
-// device plugin there.
+// wanted returns the plan's units that DRA should offer, by UUID. An API server without
+// DRAConsumableCapacity would give one claim the whole device, so shared units then stay with the
+// device plugin.
 func (d *Decision) wanted(f *Facts) map[string]bool {
 	wanted := map[string]bool{}
 	for _, r := range d.Plan.Resources {
@@ -125,12 +127,12 @@ func (d *Decision) wanted(f *Facts) map[string]bool {
 	return wanted
 }
 
-// released says that the unit is kept free for an operator or for a pause.
+// released reports whether the unit is kept free for an operator or a pause.
 func (d *Decision) released(unit string) bool {
 	return d.Owners[unit].ReservedFor(units.Pause, units.Release)
 }
 
-// split is splitByPath where this program serves claims.
+// split is splitByPath for a program that serves claims.
 func (d *Decision) split(f *Facts) {
 	view := f.DRA.View
 	all := d.plannedUnits(f)
@@ -142,17 +144,22 @@ func (d *Decision) split(f *Facts) {
 	plan := d.Plan.Withhold(f.Host.NoCDIEntry)
 	byDRA := plan.Without(func(u sharing.Unit) bool {
 		place := d.places[u.ID].Name
-		return !all[place].ForDRA || view.Paths[place] != units.DRA || f.DRA.State.Without.Taints && (all[place].Fault != "" || !u.Health.Healthy())
+		return !all[place].ForDRA || view.Paths[place] != units.DRA ||
+			f.DRA.State.Without.Taints && (all[place].Fault != "" || !u.Health.Healthy())
 	})
 	d.Plan = d.Plan.Without(func(u sharing.Unit) bool {
 		owner := d.Owners[u.ID]
 		return owner.Path != units.Plugin || !owner.Offered
 	})
 	if d.onDemand.unknown {
-		return // What was offered before stays so for a moment: nothing is to come and go at each start.
+		return // The previous offer stays for the moment, so devices do not come and go at each start.
 	}
 	node := f.DRA.Node
-	node.GPUs, node.Profile, node.Plan, node.Held, node.OnDemand = f.GPUs, f.Profile, byDRA, view.Held(), offered
+	node.GPUs = f.GPUs
+	node.Profile = f.Profile
+	node.Plan = byDRA
+	node.Held = view.Held()
+	node.OnDemand = offered
 	offer, err := dra.Build(node)
 	d.warn(f.DRA.warnings()...)
 	d.warn(d.onDemand.why...)
@@ -163,7 +170,7 @@ func (d *Decision) split(f *Facts) {
 	d.Offer = &offer
 }
 
-// fault says why claims cannot use the unit; with an empty unit, why they cannot use the GPU.
+// fault returns why claims cannot use the unit or, if unit is empty, the GPU.
 func (d *Decision) fault(f *Facts, unit, gpu string) string {
 	health := cmp.Or(d.Plan.Health[gpu], d.Plan.Health[unit])
 	switch {
@@ -175,7 +182,7 @@ func (d *Decision) fault(f *Facts, unit, gpu string) string {
 	return ""
 }
 
-// plannedUnits are the units of the plan, by place; also those that are released.
+// plannedUnits returns the units of the plan, by place, including released ones.
 func (d *Decision) plannedUnits(f *Facts) map[string]Unit {
 	all := map[string]Unit{}
 	for _, r := range d.withReleased.Resources {
@@ -184,14 +191,20 @@ func (d *Decision) plannedUnits(f *Facts) map[string]Unit {
 			if place.Name == "" {
 				continue
 			}
-			unit := Unit{claims.Unit{Place: place.Name, ID: u.ID, GPU: u.GPU, Memory: u.Memory}, r.Name, u, d.forDRA[u.ID], place.Partition}
+			unit := Unit{claims.Unit{
+				Place:  place.Name,
+				ID:     u.ID,
+				GPU:    u.GPU,
+				Memory: u.Memory,
+			}, r.Name, u, d.forDRA[u.ID], place.Partition}
 			if _, divided := d.onDemand.gpus[u.GPU]; unit.ForDRA && !divided {
 				unit.Device = dra.DeviceName(u.GPU, place.Partition, u)
 				if u.Replicas > 1 {
 					unit.Shares = int64(u.Replicas)
 				}
 			}
-			if unit.Fault = d.fault(f, u.ID, ""); d.released(u.ID) {
+			unit.Fault = d.fault(f, u.ID, "")
+			if d.released(u.ID) {
 				unit.Fault = releasedFault
 			}
 			all[place.Name] = unit
@@ -200,12 +213,12 @@ func (d *Decision) plannedUnits(f *Facts) map[string]Unit {
 	return all
 }
 
-// leaving are the GPUs that the profile does not have divided on demand, and of which claims have
-// parts made all the same: those that leave DRA, for what was given before, and those of which a
+// leaving returns the GPUs that the profile does not divide on demand, but whose parts must still
+// be made for claims. Either the GPU is leaving DRA and claims were allocated parts before, or a
 // claim has a part that is gone since a reboot.
 func (d *Decision) leaving(f *Facts, all map[string]Unit) map[string]mig.Geometry {
 	leaving := map[string]mig.Geometry{}
-	wanted := map[string]bool{} // GPUs of which anything is wanted.
+	wanted := map[string]bool{} // GPUs with a unit that the profile offers by DRA.
 	for _, unit := range all {
 		wanted[unit.GPU] = wanted[unit.GPU] || unit.ForDRA
 	}
@@ -213,30 +226,42 @@ func (d *Decision) leaving(f *Facts, all map[string]Unit) map[string]mig.Geometr
 	maps.DeleteFunc(gone, func(place string, _ dra.Claim) bool { return all[place].ID != "" })
 	for _, gpu := range f.GPUs {
 		whole, g := dra.Place(gpu.UUID, nil), f.DRA.Geometries[gpu.UUID]
-		if g.Unknown == nil && len(g.State.Geometry.Profiles) > 0 && f.DRA.View.Paths[whole].ByDRA() && (!wanted[gpu.UUID] || HasPart(gone, whole)) {
+		if g.Unknown == nil && len(g.State.Geometry.Profiles) > 0 && f.DRA.View.Paths[whole].ByDRA() &&
+			(!wanted[gpu.UUID] || HasPart(gone, whole)) {
 			leaving[gpu.UUID] = g.State.Geometry
 		}
 	}
 	return leaving
 }
 
-// addOnDemand adds to all the partitions that could be made for claims, and returns the GPUs that
-// are to be offered so. Such a GPU has one path, which begins when each of its units has left the
-// device plugin. GPUs in leaving get no new claims.
-func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string]mig.Geometry) (offered map[string]mig.Geometry) {
+// addOnDemand adds the partitions that could be made for claims to all, and returns the GPUs to
+// offer in this way. Such a GPU has one path, which begins when all its units have left the device
+// plugin. GPUs in leaving get no new claims.
+func (d *Decision) addOnDemand(
+	f *Facts,
+	all map[string]Unit,
+	leaving map[string]mig.Geometry,
+) (offered map[string]mig.Geometry) {
 	offered = map[string]mig.Geometry{}
 	paths := f.DRA.View.Paths
 	for _, gpu := range f.GPUs {
 		g, wanted := d.onDemand.gpus[gpu.UUID]
 		leaves := false
 		if !wanted {
-			if g, leaves = leaving[gpu.UUID]; !leaves {
+			g, leaves = leaving[gpu.UUID]
+			if !leaves {
 				continue
 			}
 		}
 		whole := dra.Place(gpu.UUID, nil)
 		unit := all[whole]
-		unit.Place, unit.GPU, unit.With, unit.ForDRA, unit.Takes, unit.Has = whole, gpu.UUID, whole, unit.ForDRA || wanted, g.Supply(), g.Supply()
+		unit.Place = whole
+		unit.GPU = gpu.UUID
+		unit.With = whole
+		unit.ForDRA = unit.ForDRA ||
+			wanted
+		unit.Takes = g.Supply()
+		unit.Has = g.Supply()
 		fault := func(id string) string {
 			if d.released(gpu.UUID) {
 				return releasedFault
@@ -260,7 +285,15 @@ func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string
 			}
 			takes := g.Takes(mig.Partition{Profile: at.Profile, Placement: at.Placement})
 			all[place] = Unit{
-				claims.Unit{Place: place, ID: id, GPU: gpu.UUID, With: whole, Takes: takes, Has: g.Supply(), Fault: fault(id)},
+				claims.Unit{
+					Place: place,
+					ID:    id,
+					GPU:   gpu.UUID,
+					With:  whole,
+					Takes: takes,
+					Has:   g.Supply(),
+					Fault: fault(id),
+				},
 				all[place].Resource, sharing.Unit{}, wanted, at,
 			}
 		}
@@ -274,7 +307,8 @@ func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string
 	for _, possible := range dra.OnDemandUnits(f.GPUs, offered, f.Profile) {
 		place := dra.Place(possible.GPU.UUID, possible.Partition)
 		unit := all[place]
-		unit.Resource, unit.Device = possible.Resource.Name, dra.DeviceName(possible.GPU.UUID, possible.Partition, possible.Unit)
+		unit.Resource, unit.Device = possible.Resource.Name,
+			dra.DeviceName(possible.GPU.UUID, possible.Partition, possible.Unit)
 		if possible.Unit.Replicas > 1 {
 			unit.Shares = int64(possible.Unit.Replicas)
 		}
@@ -283,7 +317,7 @@ func (d *Decision) addOnDemand(f *Facts, all map[string]Unit, leaving map[string
 	return offered
 }
 
-// HasPart says that a part of the unit is among the places.
+// HasPart reports whether a part of the unit is among the places.
 func HasPart[T any](places map[string]T, unit string) bool {
 	for place := range places {
 		if strings.HasPrefix(place, unit+"-") {

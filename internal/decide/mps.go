@@ -9,13 +9,13 @@ import (
 	"github.com/virgate/virgate/internal/units"
 )
 
-// MPS is what is known of the MPS daemons. It is not modified.
+// MPS is what is known about the MPS daemons. It is not modified.
 type MPS struct {
 	Connected bool
-	// States are by unit, those of the last contact while not connected.
+	// States are the daemons' states by unit; while not connected, the last known ones.
 	States map[string]nodereport.MPSState
-	// Waits says what a unit's daemon waits for, Busy which units have one or may have, and Shares
-	// for how many shares a daemon's limits were last wanted.
+	// Waits is what a unit's daemon waits for. Busy are the units that have a daemon or may have
+	// one. Shares is the number of shares for which a daemon's limits were last requested.
 	Waits  map[string]string
 	Busy   map[string]bool
 	Shares map[string]int
@@ -28,32 +28,36 @@ const MPSUnanswered = "no MPS daemon answers: it takes the container of virgate 
 
 const daemonRuns = "its MPS daemon is still running"
 
-// Reservations keep the units that have daemons from being used in another way than as their
-// shares; of a GPU that has one, also the partitions.
+// Reservations returns reservations that allow units with daemons to be used only as the daemons'
+// shares. For a GPU with a daemon they include its partitions.
 func (m *MPS) Reservations() (list []units.Reservation) {
 	for id := range m.Busy {
 		list = append(list, units.Reservation{
-			Purpose: units.MPSDaemon, Only: func(u units.Unit) bool { return u.UUID == id || u.GPU == id }, Text: daemonRuns,
+			Purpose: units.MPSDaemon,
+			Only:    func(u units.Unit) bool { return u.UUID == id || u.GPU == id },
+			Text:    daemonRuns,
 		})
 	}
 	return list
 }
 
-// markMPSNotReady marks what is shared by MPS until its daemon is ready, and what is not while it
-// has one.
+// markMPSNotReady marks units shared by MPS until their daemon is ready, and units that are not
+// shared by MPS while they still have a daemon.
 func markMPSNotReady(f *Facts, d *Decision) {
 	m := f.MPS
 	if m == nil {
 		return
 	}
 	reasons := map[string]string{}
-	// dead are units whose shares of an earlier profile are still listed, and have no daemon.
+	// dead are units whose shares of an earlier profile are still listed although they have no
+	// daemon.
 	dead := map[string]string{}
 	unanswered := false
 	for _, r := range d.Plan.Resources {
 		for _, u := range r.Units {
 			state := m.States[u.ID]
-			if shares := m.Shares[u.ID]; shares != 0 && shares != u.MPS.Shares && (!m.Connected || state.Phase != nodereport.MPSReady) {
+			if shares := m.Shares[u.ID]; shares != 0 && shares != u.MPS.Shares &&
+				(!m.Connected || state.Phase != nodereport.MPSReady) {
 				dead[u.ID] = "MPS daemon: it does not answer, and shares of an earlier profile are still listed"
 			}
 			if u.MPS.Shares == 0 && d.Owners[u.ID].ReservedFor(units.MPSDaemon) {
@@ -63,8 +67,9 @@ func markMPSNotReady(f *Facts, d *Decision) {
 				reasons[u.ID] = why
 			}
 			unanswered = unanswered || u.MPS.Shares > 0 && !m.Connected
-			// A ready one has a reason when programs wait for others.
-			if (state.Phase == nodereport.MPSFailed || state.Phase == nodereport.MPSReady && state.Reason != "") && m.Connected {
+			// A ready daemon has a reason while programs wait for others.
+			if (state.Phase == nodereport.MPSFailed || state.Phase == nodereport.MPSReady && state.Reason != "") &&
+				m.Connected {
 				d.warn(fmt.Sprintf("GPU %s (%s): MPS daemon: %s", u.Index, u.ID, state.Reason))
 			}
 		}
@@ -75,7 +80,8 @@ func markMPSNotReady(f *Facts, d *Decision) {
 	d.Plan = d.Plan.Withhold(dead).WithholdModes(reasons)
 }
 
-// notReady says why nobody can have so many shares of the unit yet; empty when the daemon is ready.
+// notReady returns why no container can have this many shares of the unit yet; empty if the daemon
+// is ready.
 func (m *MPS) notReady(id string, shares int) string {
 	state, told := m.States[id]
 	switch {
@@ -93,8 +99,8 @@ func (m *MPS) notReady(id string, shares int) string {
 	return ""
 }
 
-// FaultOfClaim says why no claim gets the unit as so many shares by MPS, or otherwise for 0. It is
-// for claims.Table: no claim gets shares of a daemon that is to end.
+// FaultOfClaim returns why no claim gets the unit as this many MPS shares or, if shares is 0, in
+// another way. It is for claims.Table: no claim gets shares of a daemon that is about to end.
 func (m *MPS) FaultOfClaim(unit claims.Unit, shares int) string {
 	if shares == 0 && (m.Busy[unit.ID] || m.Busy[unit.GPU]) {
 		return daemonRuns

@@ -15,7 +15,7 @@ import (
 
 const (
 	maxLabel = 63
-	// maxText is the length of an attribute's text.
+	// maxText is the maximum length of a text attribute.
 	maxText = resourceapi.DeviceAttributeMaxValueLength
 )
 
@@ -24,7 +24,7 @@ const (
 	mpsSuffix    = "-mps"
 )
 
-// suffixOf ends the names of devices of the mode.
+// suffixOf returns the ending of device names in the mode.
 func suffixOf(mode sharing.Mode) string {
 	switch {
 	case mode.Shares > 0:
@@ -35,7 +35,7 @@ func suffixOf(mode sharing.Mode) string {
 	return ""
 }
 
-// parseName is the reverse of nameOf: the name of the unit's place, and the mode.
+// parseName is the reverse of nameOf: it returns the name of the unit's place, and the mode.
 func parseName(device string) (place string, mode sharing.Mode) {
 	if i := strings.LastIndex(device, mpsSuffix); i >= 0 {
 		if n, err := strconv.Atoi(device[i+len(mpsSuffix):]); err == nil && n > 0 {
@@ -48,42 +48,43 @@ func parseName(device string) (place string, mode sharing.Mode) {
 	return device, sharing.Exclusive
 }
 
-// PlaceOf is the place of the unit that is offered as a device of this name.
+// PlaceOf returns the place of the unit that is offered under this device name.
 func PlaceOf(device string) string {
 	place, _ := parseName(device)
 	return place
 }
 
-// ModeOf is how claims share a device of this name.
+// ModeOf returns how claims share a device with this name.
 func ModeOf(device string) sharing.Mode {
 	_, mode := parseName(device)
 	return mode
 }
 
-// DeviceName is the name of a GPU's device, or of a partition's:
+// DeviceName returns the name of the device for a GPU or a partition:
 //
 //	name      = "gpu-" uuid [ "-" profile "-" place ] [ "-ts" | "-mps" shares ]
 //	place     = start [ "-ci" compute instance ] | "gi" GPU instance
 //
-// A claim has a device by its name for as long as it lives, over reboots too, after which
-// a partition has another UUID and a GPU perhaps another minor. So a partition is called by
-// its GPU and its place. How it is shared is in the name because the allocator
-// compares an exclusive device only with exclusive allocations of the same name: if a name
-// became exclusive, it would be given away beside shares that are still out.
+// A claim refers to its device by name for its whole life, even across reboots. After a reboot, a
+// partition has another UUID and a GPU may have another minor number, so a partition's name
+// consists of its GPU and its place. The name also contains how the device is shared, because the
+// allocator compares an exclusive device only with exclusive allocations of the same name. If a
+// shared name became exclusive, the device would be allocated although shares are still in use.
 func DeviceName(gpu string, p *sharing.Partition, unit sharing.Unit) string {
 	return nameOf(gpu, p, unit.Mode())
 }
 
-// Place is the name of a unit for as long as its hardware is there, however it is shared.
+// Place returns the name of a unit. It stays the same while the hardware exists, however the unit
+// is shared.
 func Place(gpu string, p *sharing.Partition) string { return nameOf(gpu, p, sharing.Exclusive) }
 
-// Placed is a unit's place, and its partition; nil for a whole GPU.
+// Placed is a unit's place and its partition; the partition is nil for a whole GPU.
 type Placed struct {
 	Name      string
 	Partition *sharing.Partition
 }
 
-// Places are the places of the GPUs' units, by UUID.
+// Places returns the places of the GPUs' units, by UUID.
 func Places(gpus []sharing.GPU) map[string]Placed {
 	places := map[string]Placed{}
 	for _, gpu := range gpus {
@@ -111,7 +112,8 @@ func nameOf(gpu string, p *sharing.Partition, mode sharing.Mode) string {
 		place += "-ci" + strconv.Itoa(p.CI)
 	}
 	name := begin + "-" + p.Profile.Label() + "-" + place
-	if len(name+suffixOf(sharing.MPSMode(sharing.MaxMPSClients))) > maxLabel { // So that it begins in the same way in all modes.
+	// The longest suffix decides, so that the name begins with the same text in all modes.
+	if len(name+suffixOf(sharing.MPSMode(sharing.MaxMPSClients))) > maxLabel {
 		name = begin + "-" + hash(p.Profile.String()) + "-" + place
 	}
 	return name + suffix
@@ -123,64 +125,104 @@ func hash(text string) string {
 	return fmt.Sprintf("x%08x", h.Sum32())
 }
 
-// device describes a unit of the plan.
+// device returns the device of a unit in the plan.
 func (b *builder) device(gpu sharing.GPU, p *sharing.Partition, r sharing.Resource, unit sharing.Unit) device {
-	// A request for several shares would get them of one unit, so it is refused where the
+	// A request for several shares would get all of them from one unit, so it is refused if the
 	// profile refuses that.
 	mode := unit.Mode()
 	single := r.FailRequestsGreaterThanOne && mode.Shares == 0 || r.SpreadStrict || mode.Shares > 0 && !unit.MPS.Several
 	d := b.describe(gpu, p, mode, unit.Replicas, single, r.Name)
 	if !unit.Health.Healthy() {
-		d.Taints = []resourceapi.DeviceTaint{{Key: b.Driver + "/fault", Value: labelValue(unit.Health.Reason), Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		d.Taints = []resourceapi.DeviceTaint{{
+			Key:    b.Driver + "/fault",
+			Value:  labelValue(unit.Health.Reason),
+			Effect: resourceapi.DeviceTaintEffectNoSchedule,
+		}}
 	}
 	return d
 }
 
-// describe makes the device of a GPU, or of its partition, with as many shares if it is not
-// exclusive.
-func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, mode sharing.Mode, shares int, single bool, name string) device {
-	d := device{gpu: gpu.UUID, resource: name, Device: resourceapi.Device{Name: nameOf(gpu.UUID, p, mode)}}
-	memory, kind, uuid, profile, place := gpu.Memory, "gpu", gpu.UUID, "", ""
-	var has mig.Engines // Of a whole GPU, what its largest instances have.
+// describe returns the device of a GPU or partition, with this many shares if it is not exclusive.
+func (b *builder) describe(
+	gpu sharing.GPU,
+	p *sharing.Partition,
+	mode sharing.Mode,
+	shares int,
+	single bool,
+	name string,
+) device {
+	d := device{
+		gpu:      gpu.UUID,
+		resource: name,
+		Device:   resourceapi.Device{Name: nameOf(gpu.UUID, p, mode)},
+	}
+	memory := gpu.Memory
+	kind := "gpu"
+	uuid := gpu.UUID
+	profile := ""
+	place := ""
+	var has mig.Engines // For a whole GPU, the engines of its largest instances.
 	for _, instance := range b.OnDemand[gpu.UUID].Engines {
 		has = mig.Engines{
-			Multiprocessors: max(has.Multiprocessors, instance.Multiprocessors), CopyEngines: max(has.CopyEngines, instance.CopyEngines),
-			Decoders: max(has.Decoders, instance.Decoders), Encoders: max(has.Encoders, instance.Encoders),
-			JPEGEngines: max(has.JPEGEngines, instance.JPEGEngines), OFAEngines: max(has.OFAEngines, instance.OFAEngines),
+			Multiprocessors: max(has.Multiprocessors, instance.Multiprocessors),
+			CopyEngines:     max(has.CopyEngines, instance.CopyEngines),
+			Decoders:        max(has.Decoders, instance.Decoders),
+			Encoders:        max(has.Encoders, instance.Encoders),
+			JPEGEngines:     max(has.JPEGEngines, instance.JPEGEngines),
+			OFAEngines:      max(has.OFAEngines, instance.OFAEngines),
 		}
 	}
 	if p != nil {
 		has = p.Attributes.Engines()
-		memory, kind, uuid, profile = p.Memory, "mig", p.UUID, p.Profile.String()
+		memory = p.Memory
+		kind = "mig"
+		uuid = p.UUID
+		profile = p.Profile.String()
 		if p.Placement.Size > 0 {
 			place = p.Placement.String()
 		}
 	}
-	// Every device has every attribute: one that is missing is an error in an expression of
-	// CEL, and the error ends the scheduling of the pod. The first eleven are those of NVIDIA's driver;
-	// the driver is not asked for the addressing mode.
+	// Every device has every attribute, because a missing one is an error in a CEL expression, and
+	// that error ends the scheduling of the pod. The first eleven are the attributes of NVIDIA's
+	// driver. The addressing mode is not queried from the driver.
 	d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		"type": text(kind), "uuid": text(uuid), "parentUUID": text(gpu.UUID), "profile": text(profile),
-		"productName": text(gpu.Model), "brand": text(gpu.Brand), "architecture": text(architecture(gpu.Architecture)),
-		"cudaComputeCapability": version(gpu.ComputeCapability), "driverVersion": version(b.DriverVersion),
-		"cudaDriverVersion": version(fmt.Sprintf("%d.%d", b.CUDA/1000, b.CUDA%1000/10)), "addressingMode": text(""),
-		"index": number(gpu.Index), "numaNode": number(gpu.NUMANode),
-		"placement": text(place), "resource": text(name), "sharing": text(mode.Kind.String()),
+		"type":                            text(kind),
+		"uuid":                            text(uuid),
+		"parentUUID":                      text(gpu.UUID),
+		"profile":                         text(profile),
+		"productName":                     text(gpu.Model),
+		"brand":                           text(gpu.Brand),
+		"architecture":                    text(architecture(gpu.Architecture)),
+		"cudaComputeCapability":           version(gpu.ComputeCapability),
+		"driverVersion":                   version(b.DriverVersion),
+		"cudaDriverVersion":               version(fmt.Sprintf("%d.%d", b.CUDA/1000, b.CUDA%1000/10)),
+		"addressingMode":                  text(""),
+		"index":                           number(gpu.Index),
+		"numaNode":                        number(gpu.NUMANode),
+		"placement":                       text(place),
+		"resource":                        text(name),
+		"sharing":                         text(mode.Kind.String()),
 		"resource.kubernetes.io/pciBusID": text(strings.ToLower(strings.TrimPrefix(gpu.PCIBusID, "0000"))),
 	}
-	// But for these two, by which claims ask for devices of one root or NUMA node: all whose own
-	// is unknown would have the same. The second is standard from Kubernetes 1.37 on
-	// (StandardDeviceAttributeNUMANode in its deviceattribute package).
+	// Two attributes may be missing: claims use them to request devices of one PCIe root or NUMA
+	// node, and all devices with an unknown value would match each other. The second one is
+	// standard from Kubernetes 1.37 on (StandardDeviceAttributeNUMANode in its deviceattribute
+	// package).
 	if gpu.NUMANode >= 0 {
 		d.Attributes["resource.kubernetes.io/numaNode"] = number(gpu.NUMANode)
 	}
 	if root := b.PCIeRoots[gpu.UUID]; root != "" {
 		d.Attributes["resource.kubernetes.io/pcieRoot"] = text(root)
 	}
-	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity(memory / mebibyte * mebibyte)}}
+	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity(
+		memory / mebibyte * mebibyte)}}
 	for name, count := range map[resourceapi.QualifiedName]int{
-		"multiprocessors": has.Multiprocessors, "copyEngines": has.CopyEngines, "decoders": has.Decoders, "encoders": has.Encoders,
-		"jpegEngines": has.JPEGEngines, "ofaEngines": has.OFAEngines,
+		"multiprocessors": has.Multiprocessors,
+		"copyEngines":     has.CopyEngines,
+		"decoders":        has.Decoders,
+		"encoders":        has.Encoders,
+		"jpegEngines":     has.JPEGEngines,
+		"ofaEngines":      has.OFAEngines,
 	} {
 		d.Capacity[name] = partOf(count, mode)
 	}
@@ -192,7 +234,8 @@ func (b *builder) describe(gpu sharing.GPU, p *sharing.Partition, mode sharing.M
 	return d
 }
 
-// architecture is the name that NVIDIA's driver has for it (go-nvlib, GetArchitectureAsString): claims compare it.
+// architecture returns the name that NVIDIA's driver uses (go-nvlib, GetArchitectureAsString),
+// because claims compare it.
 func architecture(family string) string {
 	switch family {
 	case "":
@@ -205,10 +248,10 @@ func architecture(family string) string {
 
 const mebibyte = 1 << 20
 
-// memoryOf is the memory of a shared device as a capacity. A request may book some of what is
-// shared in time, and takes none otherwise; without a policy the first one would take all. Of
-// what is shared by MPS a share has its part and no more, whatever it asks for: so that is what
-// it takes, and a request for more has no device.
+// memoryOf returns the memory of a shared device as a capacity. On a time-sliced device, a request
+// may reserve some memory and otherwise consumes none; without a policy the first request would
+// consume all of it. An MPS share has exactly its part, whatever the request says, so it consumes
+// that part, and no device fits a request for more.
 func memoryOf(memory uint64, mode sharing.Mode) resourceapi.DeviceCapacity {
 	c := resourceapi.DeviceCapacity{Value: quantity(memory / mebibyte * mebibyte)}
 	if mode.Shares > 0 {
@@ -216,38 +259,50 @@ func memoryOf(memory uint64, mode sharing.Mode) resourceapi.DeviceCapacity {
 			c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &part, ValidValues: []resource.Quantity{part}}
 		}
 	} else if none, step := quantity(0), quantity(mebibyte); c.Value.Cmp(step) >= 0 {
-		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &step}}
+		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{
+			Default:    &none,
+			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &step},
+		}
 	}
 	return c
 }
 
-// partOf is how many of an engine or of multiprocessors a device has, as a capacity. Of a shared
-// device a request takes none unless it asks for some; without a policy the first one would take all.
+// partOf returns a device's number of multiprocessors or of one kind of engine, as a capacity. On a
+// shared device, a request consumes none unless it asks for some; without a policy the first
+// request would consume all.
 func partOf(count int, mode sharing.Mode) resourceapi.DeviceCapacity {
-	c, none, one := resourceapi.DeviceCapacity{Value: quantity(uint64(count))}, quantity(0), quantity(1)
+	c := resourceapi.DeviceCapacity{Value: quantity(uint64(count))}
+	none := quantity(0)
+	one := quantity(1)
 	switch {
 	case mode == sharing.Exclusive:
 	case count == 0: // A range needs room for a step.
 		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidValues: []resource.Quantity{none}}
 	default:
-		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &none, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &one}}
+		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{
+			Default:    &none,
+			ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &none, Step: &one},
+		}
 	}
 	return c
 }
 
-// sharesOf is the number of shares as a capacity, of which each request takes at least one.
-// A device of which only zeros are taken would count as unused.
+// sharesOf returns the number of shares as a capacity, of which each request consumes at least one.
+// If only zeros were consumed, the device would count as unused.
 func sharesOf(n int, single bool) resourceapi.DeviceCapacity {
 	one := quantity(1)
-	policy := &resourceapi.CapacityRequestPolicy{Default: &one, ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one, Step: &one}}
+	policy := &resourceapi.CapacityRequestPolicy{
+		Default:    &one,
+		ValidRange: &resourceapi.CapacityRequestPolicyRange{Min: &one, Step: &one},
+	}
 	if single || n == 1 { // A range needs room for a step beyond its minimum.
 		policy = &resourceapi.CapacityRequestPolicy{Default: &one, ValidValues: []resource.Quantity{one}}
 	}
 	return resourceapi.DeviceCapacity{Value: quantity(uint64(n)), RequestPolicy: policy}
 }
 
-// known describes devices of the GPUs by name, which may have left the plan; false for those
-// whose GPU or partition is gone.
+// known returns a function that describes the GPUs' devices by name, including devices that have
+// left the plan. It returns false for a device whose GPU or partition is gone.
 func (b *builder) known() func(name string) (device, bool) {
 	type unit struct {
 		gpu   sharing.GPU
@@ -281,13 +336,13 @@ func (b *builder) known() func(name string) (device, bool) {
 		if !is {
 			return device{}, false
 		}
-		d := b.describe(u.gpu, u.p, mode, 1, true, "") // The shares that are out are all that there is.
+		d := b.describe(u.gpu, u.p, mode, 1, true, "") // The shares in use are all that exist.
 		d.takes = u.takes
 		return d, d.Name == name
 	}
 }
 
-// gone describes a device of which nothing is known but its name.
+// gone returns a device of which only the name is known.
 func (b *builder) gone(name string) device {
 	unknown := sharing.GPU{Index: -1, NUMANode: -1}
 	var gpu string
@@ -327,8 +382,8 @@ func number(n int) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{IntValue: new(int64(n))}
 }
 
-// version is a version of three numbers without leading zeros, as semver.org wants it:
-// 580.65.6 for 580.65.06. What is no version is 0.0.0.
+// version returns a version of three numbers without leading zeros, as semver.org requires:
+// 580.65.6 for 580.65.06. Text that is no version becomes 0.0.0.
 func version(s string) resourceapi.DeviceAttribute {
 	numbers := [3]uint64{}
 	for i, part := range strings.SplitN(s, ".", len(numbers)) {
@@ -343,7 +398,7 @@ func version(s string) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{VersionValue: &written}
 }
 
-// labelValue is the text as a label's value.
+// labelValue converts the text to a valid label value.
 func labelValue(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '.' || r == '_' {

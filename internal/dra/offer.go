@@ -1,12 +1,12 @@
-// Package dra says what a node offers by Dynamic Resource Allocation: the ResourceSlices
-// and DeviceClasses that follow from its GPUs and its plan.
+// Package dra decides what a node offers by Dynamic Resource Allocation: the ResourceSlices and
+// DeviceClasses for its GPUs and its plan.
 //
-// It is pure: it reads nothing, writes nothing and serves nothing. The same node gives the
-// same slices, byte for byte, because the allocator takes the first device that fits: the
-// order of devices is all that a driver can say about which one is taken.
+// It is pure: it reads nothing, writes nothing and serves nothing. The same node gives the same
+// slices, byte for byte, because the allocator takes the first device that fits. The order of
+// devices is a driver's only way to influence the choice.
 //
-// Read offer.go first, then device.go (what a device says of itself) and ondemand.go
-// (partitions that are made when a claim has been given them). docs/internals/dra.md has the reasons.
+// Read offer.go first, then device.go (the description of a device) and ondemand.go (partitions
+// that are made once they are allocated to a claim). docs/internals/dra.md has the reasons.
 package dra
 
 import (
@@ -25,74 +25,77 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// DriverName is the driver's name, unless an operator chooses that of NVIDIA's own driver.
+// DriverName is the driver's name, unless an operator chooses the name of NVIDIA's own driver.
 const (
 	DriverName   = "gpu.virgate.github.io"
 	NVIDIADriver = "gpu.nvidia.com"
 )
 
-// Node is what the slices follow from.
+// Node is the input for the slices.
 type Node struct {
-	// Name is the Node's, Driver that of the DRA driver.
+	// Name is the name of the Node object, Driver the name of the DRA driver.
 	Name, Driver string
 	GPUs         []sharing.GPU
 	Profile      sharing.Profile
-	// Plan is the node's, with the faults of units that cannot be granted now.
+	// Plan is the node's plan, with faults for units that cannot be granted now.
 	Plan sharing.Plan
-	// DriverVersion is "580.65.06", and CUDA the newest that it runs, 12080 for 12.8; empty
-	// and 0 when unknown.
+	// DriverVersion is, for example, "580.65.06"; empty when unknown. CUDA is the newest version
+	// that the driver runs, 12080 for 12.8; 0 when unknown.
 	DriverVersion string
 	CUDA          int
-	// PCIeRoots are "pci0000:3a", by the GPU's UUID, as far as they are known.
+	// PCIeRoots are the known PCIe roots by the GPU's UUID: "pci0000:3a".
 	PCIeRoots map[string]string
 	// OnDemand are the GPUs whose partitions are made for claims, by UUID; see OnDemand.
 	OnDemand map[string]mig.Geometry
-	// Foreign are the partitions of those GPUs that must not be destroyed for a claim: a
-	// container without one of ours has them, or the profile excludes them.
+	// Foreign are the partitions of those GPUs that must not be destroyed for a claim: a container
+	// without one of our claims holds them, or the profile excludes them.
 	Foreign map[string][]mig.Partition
-	// Held are the names of the devices that claims have been given, or may be about to be:
-	// also those of claims that were refused when they were to be prepared, until these are
-	// gone, and of devices that are withdrawn, until the scheduler must have heard of it.
+	// Held are the names of devices that are allocated to claims or may be about to be. They
+	// include devices of claims that were refused when they were prepared, until these claims are
+	// gone, and withdrawn devices, until the scheduler must know of the withdrawal.
 	Held []string
 }
 
 // Offer is what a node offers.
 type Offer struct {
-	// Slices are the pool's, of generation 1, in the order of their names. There is at least
-	// one, so that the pool exists.
+	// Slices are the slices of the pool, with generation 1, in the order of their names. There is
+	// at least one, so that the pool exists.
 	Slices []resourceapi.ResourceSlice
-	// Classes make the resources' names known to pods that ask for them as before. They are
-	// the cluster's: one of each name does for all nodes.
+	// Classes let pods request the resources by their usual names. They belong to the cluster: one
+	// class per name serves all nodes.
 	Classes []resourceapi.DeviceClass
-	// Warnings say what the profile asks for and the node cannot offer.
+	// Warnings describe what the profile asks for and the node cannot offer.
 	Warnings []string
 }
 
-// device is a device and what it is of its GPU.
+// device is a device and its relation to its GPU.
 type device struct {
 	resourceapi.Device
-	// gpu is the GPU's UUID, empty where the GPU is gone.
+	// gpu is the GPU's UUID; empty if the GPU is gone.
 	gpu string
-	// resource is the name under which it is offered; empty for one that is held and was.
+	// resource is the name under which the device is offered; empty for a device that is only still
+	// held.
 	resource string
-	// takes is of the GPU's counters, nil where no other device can be in its way.
+	// takes is what the device consumes of the GPU's counters; nil if no other device can conflict
+	// with it.
 	takes mig.Counters
 }
 
-// The limits of k8s.io/api/resource/v1. A slice with taints or counters has half as many
-// devices as others; a fault must not move devices between slices, so all have.
+// The limits of k8s.io/api/resource/v1. A slice with taints or counters can have only half as many
+// devices as others. All slices use the lower limit, because a fault must not move devices between
+// slices.
 const (
 	maxDevices     = resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
 	maxCounterSets = resourceapi.ResourceSliceMaxCounterSets
 	maxPoolName    = resourceapi.PoolNameMaxLength
 )
 
-// PoolName is the name of the node's pool. The allocator keeps counters by the name of the
-// pool alone (kubernetes 1.36.3, structured/internal/incubating, availableCounters), so it
-// must be no other driver's.
+// PoolName returns the name of the node's pool. The allocator stores counters only by the name of
+// the pool (kubernetes 1.36.3, structured/internal/incubating, availableCounters), so no other
+// driver may use the same name.
 func PoolName(node, driver string) string { return node + "/" + driver }
 
-// Build returns what the node offers. The error says that nothing can be offered at all.
+// Build returns what the node offers. With an error, nothing can be offered at all.
 func Build(n Node) (Offer, error) {
 	pool := PoolName(n.Name, n.Driver)
 	if n.Name == "" || n.Driver == "" {
@@ -104,7 +107,12 @@ func Build(n Node) (Offer, error) {
 	n.GPUs = slices.SortedFunc(slices.Values(n.GPUs), func(a, b sharing.GPU) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.UUID, b.UUID))
 	})
-	b := builder{Node: n, gpus: map[string]sharing.GPU{}, held: map[string]bool{}, supplies: map[string]mig.Counters{}}
+	b := builder{
+		Node:     n,
+		gpus:     map[string]sharing.GPU{},
+		held:     map[string]bool{},
+		supplies: map[string]mig.Counters{},
+	}
 	for _, gpu := range n.GPUs {
 		b.gpus[gpu.UUID] = gpu
 	}
@@ -114,16 +122,20 @@ func Build(n Node) (Offer, error) {
 	b.planned()
 	b.onDemand()
 	b.leaving()
-	return Offer{Slices: b.slices(pool), Classes: b.classes(), Warnings: b.warned()}, nil
+	return Offer{
+		Slices:   b.slices(pool),
+		Classes:  b.classes(),
+		Warnings: b.warned(),
+	}, nil
 }
 
 type builder struct {
 	Node
 	gpus map[string]sharing.GPU
 	held map[string]bool
-	// devices are in the order in which the allocator is to try them.
+	// devices are in the order in which the allocator should try them.
 	devices []device
-	// supplies are the counters of GPUs of which not all devices can be used at once.
+	// supplies are the counters of GPUs whose devices cannot all be used at once.
 	supplies map[string]mig.Counters
 	warnings []string
 }
@@ -132,16 +144,17 @@ func (b *builder) warnf(format string, arguments ...any) {
 	b.warnings = append(b.warnings, fmt.Sprintf(format, arguments...))
 }
 
-// add adds a device, but for one whose name cannot be that of a device.
+// add adds a device, unless its name is invalid or already used.
 func (b *builder) add(d device) {
-	if validation.IsDNS1123Label(d.Name) != nil || slices.ContainsFunc(b.devices, func(other device) bool { return other.Name == d.Name }) {
+	if validation.IsDNS1123Label(d.Name) != nil ||
+		slices.ContainsFunc(b.devices, func(other device) bool { return other.Name == d.Name }) {
 		b.warnf("%s: not offered by DRA: its name is no DNS label, or another device's", d.Name)
 		return
 	}
 	b.devices = append(b.devices, d)
 }
 
-// planned adds the units of the plan's resources that are to be offered by DRA.
+// planned adds the units of the plan's resources that DRA should offer.
 func (b *builder) planned() {
 	for _, r := range b.Plan.Resources {
 		if !b.Profile.DRA.Offers(r.Name) {
@@ -157,10 +170,10 @@ func (b *builder) planned() {
 	}
 }
 
-// inOrder are the resource's units as the allocator is to try them. It takes the first that
-// fits, so devices in their plain order fill one GPU after the other. To spread
-// partitions, the first of each GPU come first, then the second ones. Shares of a unit are
-// one device, so they always fill one unit before the next.
+// inOrder returns the resource's units in the order in which the allocator should try them. The
+// allocator takes the first that fits, so devices in their plain order fill one GPU after the
+// other. To spread partitions, the first partition of each GPU comes first, then the second ones.
+// All shares of a unit are one device, so they always fill one unit before the next.
 func inOrder(r sharing.Resource) []sharing.Unit {
 	if r.Policy == sharing.Packed {
 		return r.Units
@@ -170,7 +183,8 @@ func inOrder(r sharing.Resource) []sharing.Unit {
 		rank[u.ID] = count[u.GPU]
 		count[u.GPU]++
 	}
-	return slices.SortedStableFunc(slices.Values(r.Units), func(a, b sharing.Unit) int { return cmp.Compare(rank[a.ID], rank[b.ID]) })
+	return slices.SortedStableFunc(slices.Values(r.Units),
+		func(a, b sharing.Unit) int { return cmp.Compare(rank[a.ID], rank[b.ID]) })
 }
 
 func partitionOf(gpu sharing.GPU, id string) *sharing.Partition {
@@ -181,10 +195,10 @@ func partitionOf(gpu sharing.GPU, id string) *sharing.Partition {
 	return &gpu.Partitions[i]
 }
 
-// leaving adds the devices that claims have and the node does not offer any more: those of
-// another sharing mode, of another resource's path, or of a GPU that is gone. The allocator
-// counts only what is listed, so without them their GPUs would be given again. A counter
-// keeps the GPU's other devices from new claims meanwhile, and a taint these.
+// leaving adds devices that claims have and the node no longer offers: they have another sharing
+// mode, their resource is no longer offered by DRA, or their GPU is gone. The allocator counts only
+// listed devices, so without them their GPUs would be allocated again. Meanwhile a counter protects
+// the GPU's other devices from new claims, and a taint protects these devices.
 func (b *builder) leaving() {
 	missing := maps.Clone(b.held)
 	for _, d := range b.devices {
@@ -202,13 +216,16 @@ func (b *builder) leaving() {
 		if !ok {
 			d = b.gone(name)
 		}
-		d.Taints = []resourceapi.DeviceTaint{{Key: b.Driver + "/leaving", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		d.Taints = []resourceapi.DeviceTaint{{
+			Key:    b.Driver + "/leaving",
+			Effect: resourceapi.DeviceTaintEffectNoSchedule,
+		}}
 		b.devices = append(b.devices, d)
 		if d.gpu == "" {
 			continue
 		}
-		// What is known to be there at most once excludes the rest of the GPU, unless the
-		// GPU's parts are counted already.
+		// A leaving device excludes the rest of its GPU, unless the GPU's parts are counted
+		// already.
 		if _, counted := b.supplies[d.gpu]; !counted {
 			b.exclude(d.gpu)
 		}
@@ -218,8 +235,8 @@ func (b *builder) leaving() {
 	}
 }
 
-// exclude gives the GPU a counter of which each device that is offered takes one; what is
-// leaving takes all. Where nothing is offered there is nothing to be excluded.
+// exclude gives the GPU a counter. Each offered device consumes one of it, a leaving device all. If
+// nothing is offered, there is nothing to exclude.
 func (b *builder) exclude(gpu string) {
 	var units []int
 	for i, d := range b.devices {
@@ -230,15 +247,15 @@ func (b *builder) exclude(gpu string) {
 	if units == nil {
 		return
 	}
-	// There is either the whole GPU or partitions of it, so each has an equal part of it.
+	// Either the whole GPU exists or its partitions, so each device has an equal part.
 	b.supplies[gpu] = mig.Counters{"units": len(units)}
 	for _, i := range units {
 		b.devices[i].takes = mig.Counters{"units": 1}
 	}
 }
 
-// counterSets are the supplies, less what foreign partitions take, but never less than what
-// claims have: one negative counter would stop the allocator for the whole pool.
+// counterSets returns the supplies minus what foreign partitions consume, but never less than what
+// claims have. A single negative counter would stop the allocator for the whole pool.
 func (b *builder) counterSets() []resourceapi.CounterSet {
 	var sets []resourceapi.CounterSet
 	for _, gpu := range b.GPUs {
@@ -249,7 +266,7 @@ func (b *builder) counterSets() []resourceapi.CounterSet {
 		var instances []mig.Placement
 		for _, partition := range b.Foreign[gpu.UUID] {
 			if slices.Contains(instances, partition.Placement) {
-				continue // Another compute instance of it.
+				continue // Another compute instance of the same GPU instance.
 			}
 			instances = append(instances, partition.Placement)
 			for name, n := range b.OnDemand[gpu.UUID].Takes(partition) {
@@ -282,9 +299,9 @@ func counters(amounts mig.Counters) map[string]resourceapi.Counter {
 	return all
 }
 
-// slices are the pool's: first the counters, then the devices in order. The devices of a GPU
-// that follow each other are in one slice, so that a fault changes one only: a change of
-// two is a new generation, for which all are written.
+// slices returns the slices of the pool: first the counters, then the devices in order. Consecutive
+// devices of a GPU are in one slice, so a fault changes only one slice. A change of two slices
+// would need a new generation, for which all slices are written.
 func (b *builder) slices(pool string) []resourceapi.ResourceSlice {
 	var specs []resourceapi.ResourceSliceSpec
 	for sets := range slices.Chunk(b.counterSets(), maxCounterSets) {
@@ -303,7 +320,10 @@ func (b *builder) slices(pool string) []resourceapi.ResourceSlice {
 		for ; i < end; i++ {
 			d := b.devices[i]
 			if d.takes != nil {
-				d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: counterSet(d.gpu), Counters: counters(d.takes)}}
+				d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{
+					CounterSet: counterSet(d.gpu),
+					Counters:   counters(d.takes),
+				}}
 			}
 			open = append(open, d.Device)
 		}
@@ -314,11 +334,15 @@ func (b *builder) slices(pool string) []resourceapi.ResourceSlice {
 	all := make([]resourceapi.ResourceSlice, len(specs))
 	for i, spec := range specs {
 		spec.Driver, spec.NodeName = b.Driver, &b.Name
-		spec.Pool = resourceapi.ResourcePool{Name: pool, Generation: 1, ResourceSliceCount: int64(len(specs))}
+		spec.Pool = resourceapi.ResourcePool{
+			Name:               pool,
+			Generation:         1,
+			ResourceSliceCount: int64(len(specs)),
+		}
 		all[i] = resourceapi.ResourceSlice{
 			TypeMeta: metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
-			// The controller of ResourceSlices begins names in the same way, and appends
-			// something random (resourceslicecontroller.go, encodeIndex).
+			// The ResourceSlice controller starts names in the same way and appends a random part
+			// (resourceslicecontroller.go, encodeIndex).
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("%05x-%s-%s", i, b.Driver, b.Name)},
 			Spec:       spec,
 		}
@@ -326,7 +350,7 @@ func (b *builder) slices(pool string) []resourceapi.ResourceSlice {
 	return all
 }
 
-// classes are those of the resources that the node offers.
+// classes returns the classes of the resources that the node offers.
 func (b *builder) classes() []resourceapi.DeviceClass {
 	var all []resourceapi.DeviceClass
 	for _, name := range b.names() {
@@ -346,14 +370,15 @@ func (b *builder) names() []string {
 	return slices.Compact(names)
 }
 
-// Class is the DeviceClass of a resource: it has what pods ask for as nvidia.com/gpu
-// allocated by DRA on the nodes whose device plugin does not offer it. Its name is none of
-// NVIDIA's driver, which has a gpu.nvidia.com.
+// Class returns the DeviceClass of a resource. With it, DRA allocates devices to pods that request,
+// for example, nvidia.com/gpu on nodes whose device plugin does not offer that. Its name differs
+// from the names of NVIDIA's driver, which has a gpu.nvidia.com.
 func Class(driver, name string) resourceapi.DeviceClass {
 	domain, short, _ := strings.Cut(name, "/")
 	object := strings.ToLower("virgate-" + short + "." + domain)
-	if clean := strings.ReplaceAll(object, "_", "-"); clean != object || object != "virgate-"+short+"."+domain || validation.IsDNS1123Subdomain(object) != nil {
-		// Two resources may differ in nothing that an object's name can have.
+	if clean := strings.ReplaceAll(object, "_", "-"); clean != object || object != "virgate-"+short+"."+domain ||
+		validation.IsDNS1123Subdomain(object) != nil {
+		// Two resource names may differ only in characters that an object's name cannot have.
 		object = "virgate-" + hash(name) + "." + domain
 	}
 	return resourceapi.DeviceClass{
@@ -361,10 +386,11 @@ func Class(driver, name string) resourceapi.DeviceClass {
 		ObjectMeta: metav1.ObjectMeta{Name: object},
 		Spec: resourceapi.DeviceClassSpec{
 			ExtendedResourceName: &name,
-			// The driver comes first: for devices of others, which have no such attribute,
-			// the rest would be an error, and that stops the pod on every node.
+			// The driver comes first. Devices of other drivers have no such attribute, so the rest
+			// would be an error for them, which stops the pod on every node.
 			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-				Expression: fmt.Sprintf("device.driver == '%s' && device.attributes['%s'].resource == '%s'", driver, driver, name),
+				Expression: fmt.Sprintf("device.driver == '%s' && device.attributes['%s'].resource == '%s'", driver,
+					driver, name),
 			}}},
 		},
 	}

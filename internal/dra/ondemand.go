@@ -9,8 +9,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// OnDemand says whether the partitions of the GPU are made for claims, and if not although
-// the profile asks for that, why. A GPU that a MIG layout chooses has the layout.
+// OnDemand reports whether partitions of the GPU are made for claims and, if the profile asks for
+// that in vain, why not. A GPU that a MIG layout chooses gets the layout instead.
 func OnDemand(gpu sharing.GPU, state sharing.MIGState, p sharing.Profile) (yes bool, why string) {
 	if !p.DRA.DynamicMIG || !p.MIG.Manage || len(state.Geometry.Profiles) == 0 {
 		return false, ""
@@ -20,24 +20,27 @@ func OnDemand(gpu sharing.GPU, state sharing.MIGState, p sharing.Profile) (yes b
 	}
 	switch {
 	case p.MIGStrategy != sharing.MIGMixed:
-		return false, fmt.Sprintf("dra.dynamicMIG: has no effect with MIG strategy %q, it takes %s", p.MIGStrategy, sharing.MIGMixed)
+		return false, fmt.Sprintf("dra.dynamicMIG: has no effect with MIG strategy %q, it takes %s", p.MIGStrategy,
+			sharing.MIGMixed)
 	case !gpu.MIG && modeNeedsReset(gpu):
-		return false, fmt.Sprintf("dra.dynamicMIG: GPU %d is offered whole: its MIG mode is off, and changing that takes a reset", gpu.Index)
+		return false,
+			fmt.Sprintf("dra.dynamicMIG: GPU %d is offered whole: its MIG mode is off, and changing that takes a reset",
+				gpu.Index)
 	}
 	return true, ""
 }
 
-// modeNeedsReset says that a change of the GPU's MIG mode takes a reset of it: Ampere's does,
-// later ones' does not (NVIDIA MIG User Guide, "Enable MIG Mode").
+// modeNeedsReset reports whether the GPU must be reset to change its MIG mode: Ampere needs a
+// reset, later architectures do not (NVIDIA MIG User Guide, "Enable MIG Mode").
 func modeNeedsReset(gpu sharing.GPU) bool {
 	return gpu.Architecture == "ampere" || gpu.Architecture == ""
 }
 
-// onDemand adds the devices of the GPUs whose partitions are made for claims: every place of
-// every profile that is to be offered, and the whole GPU where its MIG mode can change.
+// onDemand adds the devices of GPUs whose partitions are made for claims: every placement of every
+// offered profile, and the whole GPU if its MIG mode can change.
 //
-// Partitions come in the order of GPUs, and whole GPUs after them in the reverse order, so
-// that partitions gather on the first GPUs and leave the last ones whole.
+// Partitions come in the order of GPUs, followed by whole GPUs in reverse order. So partitions
+// gather on the first GPUs, and the last GPUs stay whole.
 func (b *builder) onDemand() {
 	for uuid, geometry := range b.OnDemand {
 		b.supplies[uuid] = geometry.Supply()
@@ -50,8 +53,8 @@ func (b *builder) onDemand() {
 	}
 }
 
-// asTheyCouldBe are those of the GPUs that are divided on demand, with all partitions that they
-// could have, and those of them that can be given whole.
+// asTheyCouldBe returns the GPUs that are divided on demand, with all their possible partitions,
+// and those of them that can be allocated whole.
 func asTheyCouldBe(gpus []sharing.GPU, geometries map[string]mig.Geometry) (divided, whole []sharing.GPU) {
 	for _, gpu := range gpus {
 		geometry, onDemand := geometries[gpu.UUID]
@@ -74,22 +77,22 @@ func asTheyCouldBe(gpus []sharing.GPU, geometries map[string]mig.Geometry) (divi
 	return divided, whole
 }
 
-// OnDemandUnits are the units that are offered of the GPUs that are divided on demand, in no
-// particular order. The UUIDs of their partitions are none that a driver gives.
+// OnDemandUnits returns the units that are offered on GPUs divided on demand, in no particular
+// order. The UUIDs of their partitions are artificial: no driver uses them.
 func OnDemandUnits(gpus []sharing.GPU, geometries map[string]mig.Geometry, profile sharing.Profile) []Possible {
 	divided, whole := asTheyCouldBe(gpus, geometries)
 	return append(possible(divided, profile), possible(whole, profile)...)
 }
 
-// firstPlace is beyond the MIG device indexes of any GPU: no selector of a profile is meant
-// for a partition that does not exist.
+// firstPlace is beyond the MIG device indexes of any GPU, because no selector of a profile refers
+// to a partition that does not exist.
 const firstPlace = 1000
 
-// possible adds what a plan offers of the GPUs as they could be.
+// possible adds what a plan would offer of the GPUs with all possible partitions.
 func (b *builder) possible(gpus []sharing.GPU) {
 	for _, p := range possible(gpus, b.Profile) {
 		if p.Partition != nil {
-			// It has none until it exists, and another one each time that it does.
+			// It has no UUID until it exists, and another one each time it is made.
 			at := *p.Partition
 			at.UUID = ""
 			p.Partition = &at
@@ -101,8 +104,8 @@ func (b *builder) possible(gpus []sharing.GPU) {
 	}
 }
 
-// Possible is a unit that a GPU could have, whether it has it now or not, and the resource as
-// which it is offered then. Partition is nil for the whole GPU.
+// Possible is a unit that a GPU could have, whether it exists now or not, and the resource as which
+// it would be offered. Partition is nil for the whole GPU.
 type Possible struct {
 	GPU       sharing.GPU
 	Partition *sharing.Partition
@@ -110,8 +113,8 @@ type Possible struct {
 	Unit      sharing.Unit
 }
 
-// possible are the units of the GPUs as they could be that are to be offered. Shares by MPS are
-// not: no daemon is there before the partition.
+// possible returns the possible units of the GPUs that are offered. It excludes MPS shares, because
+// there is no daemon before the partition exists.
 func possible(gpus []sharing.GPU, profile sharing.Profile) (list []Possible) {
 	planned := map[string]Possible{}
 	for _, r := range sharing.NewPlan(gpus, profile).Resources {
@@ -134,17 +137,23 @@ func possible(gpus []sharing.GPU, profile sharing.Profile) (list []Possible) {
 	return list
 }
 
-// placed is the partition that the GPU would have at the place, with the health of the one
-// that it has there. Its UUID is none that a driver gives.
+// placed returns the partition that the GPU would have at this placement, with the health of the
+// existing one. Its UUID is artificial: no driver uses it.
 func placed(gpu sharing.GPU, geometry mig.Geometry, p mig.Partition) *sharing.Partition {
 	at := &sharing.Partition{
-		UUID: gpu.UUID + "/" + p.Profile.String() + "/" + p.Placement.String(), Profile: p.Profile, Placement: p.Placement,
-		Memory: geometry.InstanceMemory(p.Profile) << 20,
+		UUID:      gpu.UUID + "/" + p.Profile.String() + "/" + p.Placement.String(),
+		Profile:   p.Profile,
+		Placement: p.Placement,
+		Memory:    geometry.InstanceMemory(p.Profile) << 20,
 	}
 	has := geometry.Engines[p.Profile]
 	at.Attributes = sharing.PartitionAttributes{
-		Multiprocessors: has.Multiprocessors, CopyEngines: has.CopyEngines, Decoders: has.Decoders, Encoders: has.Encoders,
-		JPEGEngines: has.JPEGEngines, OFAEngines: has.OFAEngines,
+		Multiprocessors: has.Multiprocessors,
+		CopyEngines:     has.CopyEngines,
+		Decoders:        has.Decoders,
+		Encoders:        has.Encoders,
+		JPEGEngines:     has.JPEGEngines,
+		OFAEngines:      has.OFAEngines,
 	}
 	for _, have := range gpu.Partitions {
 		if have.Profile == p.Profile && have.Placement == p.Placement {

@@ -8,11 +8,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 )
 
-// claimsPage is how many claims one list has.
+// claimsPage is the number of claims per page of a list.
 const claimsPage = 500
 
-// Allocated are the names of this node's devices that claims of the whole cluster have been given,
-// by the claim's UID, however far the kubelet is with them.
+// Allocated returns the names of this node's devices that are allocated to claims anywhere in the
+// cluster, by the claim's UID, even if the kubelet has not prepared them yet.
 func (d *Driver) Allocated(ctx context.Context) (map[string][]string, error) {
 	devices := map[string][]string{}
 	for next := ""; ; {
@@ -31,7 +31,8 @@ func (d *Driver) Allocated(ctx context.Context) (map[string][]string, error) {
 				}
 			}
 		}
-		if next = list.Continue; next == "" {
+		next = list.Continue
+		if next == "" {
 			return devices, nil
 		}
 	}

@@ -1,13 +1,13 @@
-// Package dradriver is a node's DRA driver: it stands between the kubelet, the API server
-// and the table of claims. It registers with the kubelet and answers its calls, and writes
-// what the node offers as ResourceSlices.
+// Package dradriver is a node's DRA driver: it connects the kubelet, the API server and the table
+// of claims. It registers with the kubelet, answers its calls, and publishes what the node offers
+// as ResourceSlices.
 //
-// It decides nothing: which claim gets what is the table's business, and what is offered
-// internal/dra's. Nothing here ends the program; what fails is said and tried again.
+// It decides nothing: the table decides which claim gets which devices, and internal/dra decides
+// what is offered. No error here ends the program; errors are logged and retried.
 //
-// It is not made with k8s.io/dynamic-resource-allocation, because that brings the client of
-// every Kubernetes API along: 15 MB more of the program, 10 MB more in memory at rest, on each node,
-// whether it serves claims or not. Read this file first, then kubelet.go and publish.go.
+// It does not use k8s.io/dynamic-resource-allocation, because that includes the client of every
+// Kubernetes API: 15 MB more program size and 10 MB more memory at rest on each node, even if the
+// node serves no claims. Read this file first, then kubelet.go and publish.go.
 package dradriver
 
 import (
@@ -31,66 +31,72 @@ import (
 
 // Claims are the claims of this node. Its methods are called from many goroutines.
 type Claims interface {
-	// Prepare gives the claim its devices. It returns soon after ctx ends. A claim that is
-	// prepared already gets the same answer; the kubelet tries again after an error.
-	// It returns the CDI names of each of the claim's results, which the runtime adds to each
+	// Prepare gives the claim its devices. It returns soon after ctx ends. For a claim that is
+	// already prepared it returns the same answer; after an error, the kubelet tries again. It
+	// returns the CDI names for each of the claim's results. The runtime adds them to each
 	// container that uses the result's request.
 	Prepare(ctx context.Context, claim dra.Claim) (cdi [][]string, err error)
-	// Unprepare takes the devices of the claim back, as Prepare. Its results are not known, and it
-	// is no error if there is no such claim.
+	// Unprepare takes the claim's devices back. The claim's results are not known, unlike in
+	// Prepare. It is no error if there is no such claim.
 	Unprepare(claim dra.Claim) error
-	// Devices are all devices that claims have, with their health. The channel is closed when
-	// they are not the same any more.
+	// Devices returns all devices that claims have, with their health. The channel is closed when
+	// they change.
 	Devices() ([]dra.DeviceHealth, <-chan struct{})
 }
 
 // Options are what a Driver needs.
 type Options struct {
-	// Driver is the driver's name, Node the Node object's.
+	// Driver is the name of the driver, Node the name of the Node object.
 	Driver, Node string
-	// PodUID is in the names of the sockets, so that two pods can have theirs at once; empty
-	// where there is no pod.
+	// PodUID is part of the socket names, so that two pods can have sockets at the same time; empty
+	// without a pod.
 	PodUID string
-	// Dir is the driver's own, /var/lib/kubelet/plugins/<driver>; it is made. RegistryDir is the
-	// kubelet's, /var/lib/kubelet/plugins_registry. Both have the same path on the host.
+	// Dir is the driver's own directory, /var/lib/kubelet/plugins/<driver>; the driver creates it.
+	// RegistryDir is the kubelet's, /var/lib/kubelet/plugins_registry. Both have the same path on
+	// the host.
 	Dir, RegistryDir string
-	// Config says how to reach the API server.
+	// Config is the configuration for connecting to the API server.
 	Config *rest.Config
 	Claims Claims
-	// Changed is called when State has changed, from any goroutine; nil for nobody.
+	// Changed is called when State has changed, from any goroutine; nil disables it.
 	Changed func()
-	// Observe is told how long each claim's call took, and how it ended, from any goroutine; nil for nobody.
+	// Observe is called with the duration and the error of each claim's call, from any goroutine;
+	// nil disables it.
 	Observe func(call Call, took time.Duration, err error)
 	Logger  *slog.Logger
 }
 
-// Call is what the kubelet calls for a claim.
+// Call is a call of the kubelet for a claim.
 type Call string
 
-// The calls.
+// The kubelet's calls.
 const (
 	Prepare   Call = "prepare"
 	Unprepare Call = "unprepare"
 )
 
-// driverStatus is how the driver is.
+// driverStatus is the status of the driver.
 type driverStatus struct {
-	// registered is true after the kubelet has accepted the driver, since it began to serve.
+	// registered is true once the kubelet has accepted the driver, since the driver last began to
+	// serve.
 	registered bool
-	// unserved is why the kubelet cannot call, unpublished why the API server does not have
-	// what was published last; empty when nothing is wrong.
+	// unserved is why the kubelet cannot call; unpublished is why the API server does not have the
+	// last published slices. Both are empty if nothing is wrong.
 	unserved, unpublished string
-	// slices is how many ResourceSlices the API server has, 0 before the first time, and
-	// writes how many requests have changed them. failures counts the looks that ended with an error.
+	// slices is the number of ResourceSlices in the API server, 0 before the first successful
+	// check. writes counts the requests that changed them, failures the checks that failed.
 	slices, writes, failures int
-	// written is since when the API server has what was published last; zero while it has not.
+	// written is the time since which the API server has the last published slices; zero while it
+	// does not have them.
 	written time.Time
-	// without is what the API server has left out since this driver has run: who publishes
-	// without it must not be told that all is well, and begin again.
+	// without are the features that the API server has dropped since this driver started. They are
+	// kept, because a caller that publishes without them would otherwise see no problem and publish
+	// with them again.
 	without dra.Features
 }
 
-// Driver is a DRA driver. At most one of a name may run on a node: who runs it has the node's lock.
+// Driver is a DRA driver. At most one with a given name may run on a node; the program that runs it
+// holds the node's lock.
 type Driver struct {
 	options Options
 	// pool is the name of the node's only pool.
@@ -102,41 +108,51 @@ type Driver struct {
 	// wake wakes the publisher.
 	wake chan struct{}
 
-	// mutex guards what follows.
+	// mutex guards the following fields.
 	mutex  sync.Mutex
 	status driverStatus
-	// given is what was published last, nil before the first time; urgent says that it has a
-	// fault that the API server does not know.
+	// given are the last published slices, nil before the first time. urgent is true if they have a
+	// fault that the API server does not know yet.
 	given  []resourceapi.ResourceSlice
 	urgent bool
 }
 
 type timing struct {
-	// pace is the least time between two looks at the API server's slices, unless there is a
-	// fault to tell. settle is how long a change that somebody else has made, such as the
-	// kubelet when it starts, waits for more; it is random, up to this.
+	// pace is the minimum time between two checks of the API server's slices, unless there is a new
+	// fault. settle is how long to wait for further changes after another program, such as the
+	// starting kubelet, changes them; it is random, up to this duration.
 	pace, settle time.Duration
-	// spread is the time over which the nodes of a cluster come back when their watches are
-	// cut at once; watch is how long one lasts at least.
+	// spread is the time over which the nodes of a cluster reconnect when their watches end at the
+	// same moment. watch is the minimum duration of a watch.
 	spread, watch time.Duration
-	// request is how long the API server may take for what one claim or one look needs.
+	// request is how long the API server may take for one claim or one check.
 	request time.Duration
 	retry   wait.Backoff
-	// beat is the time between two messages about devices' health, and between two looks at
-	// the sockets. The kubelet takes what is older than 30 s for unknown (kubernetes 1.36.3,
+	// beat is the time between two messages about devices' health, and between two checks of the
+	// sockets. The kubelet treats health older than 30 s as unknown (kubernetes 1.36.3,
 	// pkg/kubelet/cm/dra/healthinfo.go).
 	beat time.Duration
 }
 
 func defaultTiming() timing {
 	return timing{
-		pace: time.Second, settle: 500 * time.Millisecond, spread: 5 * time.Second, watch: 30 * time.Minute, request: 20 * time.Second,
-		retry: wait.Backoff{Duration: 300 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 30 * time.Second},
-		beat:  10 * time.Second,
+		pace:    time.Second,
+		settle:  500 * time.Millisecond,
+		spread:  5 * time.Second,
+		watch:   30 * time.Minute,
+		request: 20 * time.Second,
+		retry: wait.Backoff{
+			Duration: 300 * time.Millisecond,
+			Factor:   2,
+			Jitter:   1,
+			Steps:    10,
+			Cap:      30 * time.Second,
+		},
+		beat: 10 * time.Second,
 	}
 }
 
-// New makes a driver, which does nothing before Run.
+// New returns a driver, which does nothing before Run.
 func New(options Options) (*Driver, error) {
 	if options.Driver == "" || options.Node == "" || options.Config == nil {
 		return nil, errors.New("a DRA driver needs its own and the Node's name, and a way to reach the API server")
@@ -144,7 +160,7 @@ func New(options Options) (*Driver, error) {
 	scheme := runtime.NewScheme()
 	err := errors.Join(resourceapi.AddToScheme(scheme), metav1.AddMetaToScheme(scheme))
 	config := rest.CopyConfig(options.Config)
-	config.QPS = -1 // The publisher limits itself, and the kubelet its calls.
+	config.QPS = -1 // The publisher limits its own requests, and the kubelet its calls.
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
@@ -160,13 +176,17 @@ func New(options Options) (*Driver, error) {
 		options.Observe = func(Call, time.Duration, error) {}
 	}
 	return &Driver{
-		options: options, pool: dra.PoolName(options.Node, options.Driver), timing: defaultTiming(), wake: make(chan struct{}, 1), rest: client,
-		log: options.Logger.With("component", "dra", "driver", options.Driver),
+		options: options,
+		pool:    dra.PoolName(options.Node, options.Driver),
+		timing:  defaultTiming(),
+		wake:    make(chan struct{}, 1),
+		rest:    client,
+		log:     options.Logger.With("component", "dra", "driver", options.Driver),
 	}, nil
 }
 
-// Run serves the kubelet and publishes until ctx ends, and returns when everything that it
-// started has: no call of the kubelet is under way any more. The slices stay, for a successor.
+// Run serves the kubelet and publishes until ctx ends. It returns when everything it started has
+// ended; no call of the kubelet is then running any more. The slices stay for a successor.
 func (d *Driver) Run(ctx context.Context) error {
 	var group errgroup.Group
 	group.Go(func() error { d.serve(ctx); return nil })
@@ -174,14 +194,19 @@ func (d *Driver) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// State returns how the driver is, from any goroutine.
+// State returns the state of the driver. It may be called from any goroutine.
 func (d *Driver) State() dra.DriverState {
 	d.mutex.Lock()
 	s := d.status
 	d.mutex.Unlock()
 	state := dra.DriverState{
-		Registered: s.registered, Slices: s.slices, Written: s.written, Writes: s.writes, WriteFailures: s.failures, Unwritten: s.unpublished != "",
-		Without: s.without,
+		Registered:    s.registered,
+		Slices:        s.slices,
+		Written:       s.written,
+		Writes:        s.writes,
+		WriteFailures: s.failures,
+		Unwritten:     s.unpublished != "",
+		Without:       s.without,
 	}
 	for _, problem := range []string{s.unserved, s.unpublished} {
 		if problem != "" {
@@ -191,7 +216,7 @@ func (d *Driver) State() dra.DriverState {
 	return state
 }
 
-// change changes the status, and says so.
+// change changes the status and reports the change.
 func (d *Driver) change(change func(*driverStatus)) {
 	d.mutex.Lock()
 	before := d.status
@@ -200,7 +225,9 @@ func (d *Driver) change(change func(*driverStatus)) {
 	d.mutex.Unlock()
 	d.say("kubelet", before.unserved, after.unserved)
 	d.say("ResourceSlices", before.unpublished, after.unpublished)
-	if before.writes, before.failures = after.writes, after.failures; before != after { // A number that only counts is no news.
+	before.writes, before.failures = after.writes, after.failures
+	// A change of a mere counter is not reported.
+	if before != after {
 		d.options.Changed()
 	}
 }

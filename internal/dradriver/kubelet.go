@@ -38,23 +38,24 @@ func (d *Driver) serve(ctx context.Context) {
 	}
 }
 
-// serveOnce makes both sockets and serves them until ctx ends or one of them is lost.
+// serveOnce creates both sockets and serves them until ctx ends or one of them is lost.
 func (d *Driver) serveOnce(ctx context.Context, serving func()) error {
 	suffix := ""
 	if d.options.PodUID != "" {
 		suffix = "-" + d.options.PodUID
 	}
-	// The names are those of Kubernetes' own helper (k8s.io/dynamic-resource-allocation
+	// The names are the same as in Kubernetes' own helper (k8s.io/dynamic-resource-allocation
 	// v0.36.3, kubeletplugin/draplugin.go).
 	socket := filepath.Join(d.options.Dir, "dra"+suffix+".sock")
 	door := filepath.Join(d.options.RegistryDir, d.options.Driver+suffix+"-reg.sock")
 	if err := os.MkdirAll(d.options.Dir, 0o750); err != nil {
 		return fmt.Errorf("make the driver's directory: %w", err)
 	}
-	if err := removeStale(filepath.Join(d.options.Dir, "dra*.sock"), filepath.Join(d.options.RegistryDir, d.options.Driver+"-*reg.sock")); err != nil {
+	if err := removeStale(filepath.Join(d.options.Dir, "dra*.sock"),
+		filepath.Join(d.options.RegistryDir, d.options.Driver+"-*reg.sock")); err != nil {
 		return err
 	}
-	// A handler's context ends with the server, which waits for it.
+	// A handler's context ends with the server, which waits for the handler.
 	calls, registrar := grpc.NewServer(grpc.WaitForHandlers(true)), grpc.NewServer(grpc.WaitForHandlers(true))
 	drapb.RegisterDRAPluginServer(calls, &plugin{driver: d})
 	drahealth.RegisterDRAResourceHealthServer(calls, &health{driver: d})
@@ -76,13 +77,13 @@ func (d *Driver) serveOnce(ctx context.Context, serving func()) error {
 	group.Go(func() error { return registrar.Serve(registering) })
 	group.Go(func() error {
 		defer calls.Stop()
-		defer registrar.Stop() // First, so that the kubelet makes no more calls.
+		defer registrar.Stop() // Stopped first, so that the kubelet makes no more calls.
 		return d.watchSockets(ctx, socket, door)
 	})
 	return group.Wait()
 }
 
-// watchSockets returns when ctx ends, or a socket is gone from its directory.
+// watchSockets returns when ctx ends or a socket is missing from its directory.
 func (d *Driver) watchSockets(ctx context.Context, sockets ...string) error {
 	for {
 		sleep(ctx, d.timing.beat)
@@ -97,9 +98,9 @@ func (d *Driver) watchSockets(ctx context.Context, sockets ...string) error {
 	}
 }
 
-// removeStale removes the sockets at which nobody listens any more: a pod that was killed has
-// left them. At one that answers there is another driver of the same name, because of our
-// own programs only the one with the node's lock gets here.
+// removeStale removes sockets on which no program listens, left behind by killed pods. If a socket
+// answers, it belongs to a different driver of the same name, because of our own programs only the
+// one with the node's lock gets here.
 func removeStale(patterns ...string) error {
 	for _, pattern := range patterns {
 		paths, err := filepath.Glob(pattern)
@@ -123,23 +124,28 @@ func removeStale(patterns ...string) error {
 	return nil
 }
 
-// registrant tells the kubelet where the driver is.
+// registrant tells the kubelet the driver's endpoint.
 type registrant struct {
 	registration.UnimplementedRegistrationServer
 	driver   *Driver
 	endpoint string
 }
 
-// GetInfo says what is served, and where.
+// GetInfo returns the services and their endpoint.
 func (r *registrant) GetInfo(context.Context, *registration.InfoRequest) (*registration.PluginInfo, error) {
 	return &registration.PluginInfo{
-		Type: registration.DRAPlugin, Name: r.driver.options.Driver, Endpoint: r.endpoint,
+		Type:              registration.DRAPlugin,
+		Name:              r.driver.options.Driver,
+		Endpoint:          r.endpoint,
 		SupportedVersions: []string{drapb.DRAPluginService, drahealth.DRAResourceHealth_ServiceDesc.ServiceName},
 	}, nil
 }
 
-// NotifyRegistrationStatus is the kubelet's answer.
-func (r *registrant) NotifyRegistrationStatus(_ context.Context, said *registration.RegistrationStatus) (*registration.RegistrationStatusResponse, error) {
+// NotifyRegistrationStatus receives the kubelet's answer.
+func (r *registrant) NotifyRegistrationStatus(
+	_ context.Context,
+	said *registration.RegistrationStatus,
+) (*registration.RegistrationStatusResponse, error) {
 	r.driver.change(func(s *driverStatus) {
 		s.registered, s.unserved = said.GetPluginRegistered(), ""
 		if !s.registered {
@@ -155,27 +161,39 @@ type plugin struct {
 	driver *Driver
 }
 
-// NodePrepareResources prepares the claims of a pod, side by side.
-func (p *plugin) NodePrepareResources(ctx context.Context, request *drapb.NodePrepareResourcesRequest) (*drapb.NodePrepareResourcesResponse, error) {
-	return &drapb.NodePrepareResourcesResponse{Claims: each(request.GetClaims(), func(claim *drapb.Claim) *drapb.NodePrepareResourceResponse {
-		begun := time.Now()
-		devices, err := p.driver.prepare(ctx, claim)
-		p.driver.options.Observe(Prepare, time.Since(begun), err)
-		return &drapb.NodePrepareResourceResponse{Devices: devices, Error: text(err)}
-	})}, nil
+// NodePrepareResources prepares the claims of a pod concurrently.
+func (p *plugin) NodePrepareResources(
+	ctx context.Context,
+	request *drapb.NodePrepareResourcesRequest,
+) (*drapb.NodePrepareResourcesResponse, error) {
+	return &drapb.NodePrepareResourcesResponse{Claims: each(request.GetClaims(),
+		func(claim *drapb.Claim) *drapb.NodePrepareResourceResponse {
+			begun := time.Now()
+			devices, err := p.driver.prepare(ctx, claim)
+			p.driver.options.Observe(Prepare, time.Since(begun), err)
+			return &drapb.NodePrepareResourceResponse{Devices: devices, Error: text(err)}
+		})}, nil
 }
 
-// NodeUnprepareResources takes the devices of claims back. Their objects may be gone.
-func (p *plugin) NodeUnprepareResources(ctx context.Context, request *drapb.NodeUnprepareResourcesRequest) (*drapb.NodeUnprepareResourcesResponse, error) {
-	return &drapb.NodeUnprepareResourcesResponse{Claims: each(request.GetClaims(), func(claim *drapb.Claim) *drapb.NodeUnprepareResourceResponse {
-		begun := time.Now()
-		err := p.driver.options.Claims.Unprepare(dra.Claim{UID: claim.GetUid(), Namespace: claim.GetNamespace(), Name: claim.GetName()})
-		p.driver.options.Observe(Unprepare, time.Since(begun), err)
-		return &drapb.NodeUnprepareResourceResponse{Error: text(err)}
-	})}, nil
+// NodeUnprepareResources takes the devices of claims back. The claims' objects may be gone.
+func (p *plugin) NodeUnprepareResources(
+	ctx context.Context,
+	request *drapb.NodeUnprepareResourcesRequest,
+) (*drapb.NodeUnprepareResourcesResponse, error) {
+	return &drapb.NodeUnprepareResourcesResponse{Claims: each(request.GetClaims(),
+		func(claim *drapb.Claim) *drapb.NodeUnprepareResourceResponse {
+			begun := time.Now()
+			err := p.driver.options.Claims.Unprepare(dra.Claim{
+				UID:       claim.GetUid(),
+				Namespace: claim.GetNamespace(),
+				Name:      claim.GetName(),
+			})
+			p.driver.options.Observe(Unprepare, time.Since(begun), err)
+			return &drapb.NodeUnprepareResourceResponse{Error: text(err)}
+		})}, nil
 }
 
-// each answers for each claim, by its UID.
+// each calls answer for each claim and returns the results by the claim's UID.
 func each[T any](claims []*drapb.Claim, answer func(*drapb.Claim) T) map[string]T {
 	answers := make(map[string]T, len(claims))
 	var mutex sync.Mutex
@@ -196,7 +214,8 @@ func (d *Driver) prepare(ctx context.Context, asked *drapb.Claim) ([]*drapb.Devi
 	var claim resourceapi.ResourceClaim
 	reading, cancel := context.WithTimeout(ctx, d.timing.request)
 	defer cancel()
-	err := d.rest.Get().Namespace(asked.GetNamespace()).Resource("resourceclaims").Name(asked.GetName()).Do(reading).Into(&claim)
+	err := d.rest.Get().Namespace(asked.GetNamespace()).Resource("resourceclaims").Name(asked.GetName()).Do(
+		reading).Into(&claim)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read claim %s/%s: %w", asked.GetNamespace(), asked.GetName(), err)
@@ -212,9 +231,14 @@ func (d *Driver) prepare(ctx context.Context, asked *drapb.Claim) ([]*drapb.Devi
 	}
 	var devices []*drapb.Device
 	for i, r := range own.Results {
-		// The kubelet knows requests only (resourceclaim.BaseRequestRef).
+		// The kubelet knows only requests, without subrequests (resourceclaim.BaseRequestRef).
 		request, _, _ := strings.Cut(r.Request, "/")
-		device := &drapb.Device{PoolName: d.pool, DeviceName: r.Device, RequestNames: []string{request}, CdiDeviceIds: cdi[i]}
+		device := &drapb.Device{
+			PoolName:     d.pool,
+			DeviceName:   r.Device,
+			RequestNames: []string{request},
+			CdiDeviceIds: cdi[i],
+		}
 		if r.ShareID != "" {
 			device.ShareId = &r.ShareID
 		}
@@ -223,9 +247,14 @@ func (d *Driver) prepare(ctx context.Context, asked *drapb.Claim) ([]*drapb.Devi
 	return devices, nil
 }
 
-// own is what of an allocated claim is this driver's.
+// own returns the part of an allocated claim that concerns this driver.
 func (d *Driver) own(claim *resourceapi.ResourceClaim) dra.Claim {
-	c := dra.Claim{UID: string(claim.UID), Namespace: claim.Namespace, Name: claim.Name, ByName: claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"}
+	c := dra.Claim{
+		UID:       string(claim.UID),
+		Namespace: claim.Namespace,
+		Name:      claim.Name,
+		ByName:    claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true",
+	}
 	for _, config := range claim.Status.Allocation.Devices.Config {
 		if config.Opaque != nil && config.Opaque.Driver == d.options.Driver {
 			c.Configs = append(c.Configs, config.Opaque.Parameters.Raw)
@@ -237,8 +266,10 @@ func (d *Driver) own(claim *resourceapi.ResourceClaim) dra.Claim {
 		}
 		shares := allocated.ConsumedCapacity[dra.SharesCapacity]
 		result := dra.Result{
-			Request: allocated.Request, Device: allocated.Device, Shares: shares.Value(),
-			Admin: allocated.AdminAccess != nil && *allocated.AdminAccess,
+			Request: allocated.Request,
+			Device:  allocated.Device,
+			Shares:  shares.Value(),
+			Admin:   allocated.AdminAccess != nil && *allocated.AdminAccess,
 		}
 		if allocated.ShareID != nil {
 			result.ShareID = string(*allocated.ShareID)
@@ -248,15 +279,18 @@ func (d *Driver) own(claim *resourceapi.ResourceClaim) dra.Claim {
 	return c
 }
 
-// health tells the kubelet how the devices of claims are.
+// health reports the health of claims' devices to the kubelet.
 type health struct {
 	drahealth.UnimplementedDRAResourceHealthServer
 	driver *Driver
 }
 
-// NodeWatchResources sends all devices at each change, and again before the kubelet would
-// forget them.
-func (h *health) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stream drahealth.DRAResourceHealth_NodeWatchResourcesServer) error {
+// NodeWatchResources sends all devices at each change, and again before the kubelet would forget
+// them.
+func (h *health) NodeWatchResources(
+	_ *drahealth.NodeWatchResourcesRequest,
+	stream drahealth.DRAResourceHealth_NodeWatchResourcesServer,
+) error {
 	for {
 		devices, changed := h.driver.options.Claims.Devices()
 		response := &drahealth.NodeWatchResourcesResponse{}
@@ -266,8 +300,10 @@ func (h *health) NodeWatchResources(_ *drahealth.NodeWatchResourcesRequest, stre
 				status = drahealth.HealthStatus_HEALTHY
 			}
 			response.Devices = append(response.Devices, &drahealth.DeviceHealth{
-				Device: &drahealth.DeviceIdentifier{PoolName: h.driver.pool, DeviceName: device.Device},
-				Health: status, Message: device.Reason, LastUpdatedTime: device.Since.Unix(),
+				Device:          &drahealth.DeviceIdentifier{PoolName: h.driver.pool, DeviceName: device.Device},
+				Health:          status,
+				Message:         device.Reason,
+				LastUpdatedTime: device.Since.Unix(),
 			})
 		}
 		if err := stream.Send(response); err != nil {

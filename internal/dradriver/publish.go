@@ -20,9 +20,9 @@ import (
 	"github.com/virgate/virgate/internal/dra"
 )
 
-// Publish says what the node offers from now on: all slices of its pool, at least one, as
-// dra.Build makes them. Their generations are of no account. It does not wait; the slices must
-// not be changed afterwards. What was published already is not written again.
+// Publish sets what the node offers from now on: all slices of its pool, at least one, as dra.Build
+// makes them. Their generations are ignored. Publish does not wait, and the slices must not be
+// changed afterwards. Slices that are already published are not written again.
 func (d *Driver) Publish(offered []resourceapi.ResourceSlice) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
@@ -37,7 +37,7 @@ func (d *Driver) Publish(offered []resourceapi.ResourceSlice) {
 	}
 }
 
-// newTaint says whether a device has a taint that it did not have.
+// newTaint reports whether a device has a taint that it did not have before.
 func newTaint(before, now []resourceapi.ResourceSlice) bool {
 	taints := map[string][]resourceapi.DeviceTaint{}
 	for _, slice := range before {
@@ -52,16 +52,20 @@ func newTaint(before, now []resourceapi.ResourceSlice) bool {
 	})
 }
 
-// publish keeps the API server's slices as they were published last, until ctx ends. It looks
-// when something is published and when somebody else changes them: the kubelet deletes
-// them when it starts, maybe after the registration, and the garbage collector when the Node
-// is made anew (kubernetes 1.36.3, wipeResourceSlices in pkg/kubelet/cm/dra/plugin).
+// publish keeps the last published slices in the API server until ctx ends. It checks them when
+// something is published and when another program changes them. The kubelet deletes them when it
+// starts, perhaps after the registration, and the garbage collector deletes them when the Node is
+// created anew (kubernetes 1.36.3, wipeResourceSlices in pkg/kubelet/cm/dra/plugin).
 func (d *Driver) publish(ctx context.Context) {
-	p := publisher{Driver: d, known: map[string]string{}, unwatch: func() {}}
+	p := publisher{
+		Driver:  d,
+		known:   map[string]string{},
+		unwatch: func() {},
+	}
 	defer func() { p.unwatch() }()
 	retry := d.timing.retry
 	var last time.Time
-	// due is when to look next; zero for not before something happens.
+	// due is the time of the next check; zero to wait for an event.
 	var due time.Time
 	earliest := func(at time.Time) {
 		if due.IsZero() || at.Before(due) {
@@ -100,7 +104,8 @@ func (d *Driver) publish(ctx context.Context) {
 				return
 			}
 			d.change(func(s *driverStatus) {
-				if s.unpublished = text(err); err != nil {
+				s.unpublished = text(err)
+				if err != nil {
 					s.failures++
 				} else {
 					s.slices = len(p.wanted)
@@ -127,19 +132,19 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// publisher is what publish knows. One goroutine has it.
+// publisher is the state of publish. Only one goroutine uses it.
 type publisher struct {
 	*Driver
-	// given is what wanted was made of. wanted differs where the API server leaves something out,
-	// so that it is not asked for the same for ever.
+	// given is the source of wanted. wanted differs where the API server drops fields, so that the
+	// driver does not write the same again and again.
 	given, wanted []resourceapi.ResourceSlice
-	// known are the versions of the API server's slices, by name; watching tells of others.
+	// known are the versions of the API server's slices, by name. watching reports other versions.
 	known    map[string]string
 	watching <-chan watch.Event
 	unwatch  func()
 }
 
-// knows says whether the event tells what is known, such as one's own writes.
+// knows reports whether the event has only known versions, such as the driver's own writes.
 func (p *publisher) knows(event watch.Event) bool {
 	object, err := meta.Accessor(event.Object)
 	if err != nil {
@@ -152,7 +157,7 @@ func (p *publisher) knows(event watch.Event) bool {
 	return there && version == object.GetResourceVersion()
 }
 
-// look compares once, and writes what differs.
+// look compares the slices once, and writes those that differ.
 func (p *publisher) look(ctx context.Context) error {
 	p.mutex.Lock()
 	given := p.Driver.given
@@ -166,10 +171,12 @@ func (p *publisher) look(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, p.timing.request)
 	defer cancel()
 	ours := metav1.ListOptions{FieldSelector: fields.Set{
-		resourceapi.ResourceSliceSelectorDriver: p.options.Driver, resourceapi.ResourceSliceSelectorNodeName: p.options.Node,
+		resourceapi.ResourceSliceSelectorDriver:   p.options.Driver,
+		resourceapi.ResourceSliceSelectorNodeName: p.options.Node,
 	}.String()}
 	var list resourceapi.ResourceSliceList
-	if err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours, metav1.ParameterCodec).Do(asking).Into(&list); err != nil {
+	if err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours,
+		metav1.ParameterCodec).Do(asking).Into(&list); err != nil {
 		return fmt.Errorf("list ResourceSlices: %w", err)
 	}
 	clear(p.known)
@@ -186,9 +193,11 @@ func (p *publisher) look(ctx context.Context) error {
 	if p.watching != nil {
 		return nil
 	}
-	// The server ends it after a time that is another one on each node.
+	// The server ends the watch after this time, which differs between nodes.
 	life := p.timing.watch + random(p.timing.watch)
-	ours.Watch, ours.ResourceVersion, ours.TimeoutSeconds = true, list.ResourceVersion, new(int64(life/time.Second)+1)
+	ours.Watch = true
+	ours.ResourceVersion = list.ResourceVersion
+	ours.TimeoutSeconds = new(int64(life/time.Second) + 1)
 	watching, stop := context.WithTimeout(ctx, life+time.Minute)
 	late := time.AfterFunc(p.timing.request, stop)
 	events, err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours, metav1.ParameterCodec).Watch(watching)
@@ -204,16 +213,15 @@ func (p *publisher) look(ctx context.Context) error {
 	return nil
 }
 
-// writes are what makes the slices as they are wanted, in this order: a pool of which a slice
-// is missing is not allocated from, and obsolete devices must go first.
+// writes are the changes that make the slices as wanted, in this order: nothing is allocated from a
+// pool with a missing slice, and obsolete devices must go first.
 type writes struct {
 	remove, update, create []resourceapi.ResourceSlice
 }
 
-// difference compares the slices that there are with those that are wanted. As long as one
-// slice changes, the pool's generation stays, because that is one write and the pool is whole
-// at all times; otherwise all are of a new generation. The error says that there are slices
-// of another program.
+// difference compares the existing slices with the wanted ones. If only one slice changes, the
+// pool's generation stays, because that is a single write and the pool is complete at all times.
+// Otherwise all slices get a new generation. It is an error if there are slices of another program.
 func difference(existing, wanted []resourceapi.ResourceSlice) (writes, error) {
 	var w writes
 	var generation int64
@@ -222,10 +230,13 @@ func difference(existing, wanted []resourceapi.ResourceSlice) (writes, error) {
 	}
 	byName := map[string]resourceapi.ResourceSlice{}
 	for _, slice := range existing {
-		named := slices.ContainsFunc(wanted, func(want resourceapi.ResourceSlice) bool { return want.Name == slice.Name })
+		named := slices.ContainsFunc(wanted,
+			func(want resourceapi.ResourceSlice) bool { return want.Name == slice.Name })
 		switch {
 		case slice.Spec.Pool.Name != wanted[0].Spec.Pool.Name:
-			return writes{}, fmt.Errorf("another program publishes this driver's devices on this node: ResourceSlice %s, pool %s", slice.Name, slice.Spec.Pool.Name)
+			return writes{},
+				fmt.Errorf("another program publishes this driver's devices on this node: ResourceSlice %s, pool %s",
+					slice.Name, slice.Spec.Pool.Name)
 		case !named:
 			w.remove = append(w.remove, slice)
 		default:
@@ -259,7 +270,8 @@ func difference(existing, wanted []resourceapi.ResourceSlice) (writes, error) {
 	return w, nil
 }
 
-// keepTimes gives taints without a time that of the same taint in old: the API server sets it.
+// keepTimes gives each taint without a time the time of the same taint in old, because the API
+// server sets it.
 func keepTimes(spec, old resourceapi.ResourceSliceSpec) resourceapi.ResourceSliceSpec {
 	spec = *spec.DeepCopy()
 	since := map[string]*metav1.Time{}
@@ -283,7 +295,10 @@ func keepTimes(spec, old resourceapi.ResourceSliceSpec) resourceapi.ResourceSlic
 
 func (p *publisher) write(ctx context.Context, todo writes) error {
 	for _, slice := range todo.remove {
-		only := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &slice.UID, ResourceVersion: &slice.ResourceVersion}}
+		only := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
+			UID:             &slice.UID,
+			ResourceVersion: &slice.ResourceVersion,
+		}}
 		err := p.rest.Delete().Resource(resourceSlices).Name(slice.Name).Body(&only).Do(ctx).Error()
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete ResourceSlice %s: %w", slice.Name, err)
@@ -299,15 +314,22 @@ func (p *publisher) write(ctx context.Context, todo writes) error {
 	if len(todo.create) == 0 {
 		return nil
 	}
-	// The Node may be another one than before. A slice of one that is gone goes too.
+	// The Node may have been created anew since. A slice whose Node object is gone is deleted too.
 	var node metav1.PartialObjectMetadata
 	err := p.rest.Get().AbsPath("/api/v1/nodes", p.options.Node).
-		SetHeader("Accept", runtime.ContentTypeProtobuf+";as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx).Into(&node)
+		SetHeader("Accept", runtime.ContentTypeProtobuf+
+			";as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx).Into(&node)
 	if err != nil {
 		return fmt.Errorf("read node %s: %w", p.options.Node, err)
 	}
 	for _, slice := range todo.create {
-		slice.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: p.options.Node, UID: node.UID, Controller: new(true)}}
+		slice.OwnerReferences = []metav1.OwnerReference{{
+			APIVersion: "v1",
+			Kind:       "Node",
+			Name:       p.options.Node,
+			UID:        node.UID,
+			Controller: new(true),
+		}}
 		if err := p.send(ctx, p.rest.Post(), slice); err != nil {
 			return fmt.Errorf("create ResourceSlice %s: %w", slice.Name, err)
 		}
@@ -317,17 +339,19 @@ func (p *publisher) write(ctx context.Context, todo writes) error {
 
 const resourceSlices = "resourceslices"
 
-// send writes a slice, and looks at what the API server made of it. Where features are
-// turned off it leaves fields out, and would do so again: what it has is what is wanted then.
+// send writes a slice, and checks what the API server stored. If features are turned off, the API
+// server drops fields, and would drop them again, so the stored slice becomes the wanted one.
 func (p *publisher) send(ctx context.Context, request *rest.Request, slice resourceapi.ResourceSlice) error {
 	var stored resourceapi.ResourceSlice
-	if err := request.Resource(resourceSlices).Param("fieldManager", "virgate").Body(&slice).Do(ctx).Into(&stored); err != nil {
+	if err := request.Resource(resourceSlices).Param("fieldManager",
+		"virgate").Body(&slice).Do(ctx).Into(&stored); err != nil {
 		return err
 	}
 	p.known[slice.Name] = stored.ResourceVersion
 	var missing dra.Features
 	if want := keepTimes(slice.Spec, stored.Spec); !equality.Semantic.DeepEqual(want, stored.Spec) {
-		i := slices.IndexFunc(p.wanted, func(wanted resourceapi.ResourceSlice) bool { return wanted.Name == slice.Name })
+		i := slices.IndexFunc(p.wanted,
+			func(wanted resourceapi.ResourceSlice) bool { return wanted.Name == slice.Name })
 		p.wanted[i].Spec = *stored.Spec.DeepCopy()
 		missing = dropped(want, stored.Spec)
 	}
@@ -341,7 +365,7 @@ func (p *publisher) send(ctx context.Context, request *rest.Request, slice resou
 	return nil
 }
 
-// dropped are the features whose fields are missing, where something is.
+// dropped returns the features whose fields are missing in stored, if something is missing.
 func dropped(sent, stored resourceapi.ResourceSliceSpec) dra.Features {
 	f := dra.Features{Counters: len(stored.SharedCounters) < len(sent.SharedCounters)}
 	for i := range min(len(sent.Devices), len(stored.Devices)) {

@@ -1,8 +1,8 @@
-// Package drapath leads units from the device plugin to DRA and back: a profile says which way a
-// unit is to be offered, and Paths takes it there step by step, under its holders. nextPath is the
-// rule. It also has the partitions made that claims get on demand.
+// Package drapath moves units from the device plugin to DRA and back. A profile determines which of
+// the two should offer a unit. Paths moves the unit there step by step and waits for its holders;
+// nextPath has the rule. Paths also makes the partitions that claims get on demand.
 //
-// Which units a claim may have is package claims' to decide; who owns a unit is package decide's.
+// Package claims decides which units a claim may have; package decide decides who owns a unit.
 package drapath
 
 import (
@@ -30,83 +30,89 @@ import (
 type Driver interface {
 	// Run serves the kubelet and the API server until ctx ends.
 	Run(ctx context.Context) error
-	// Publish says what is to be offered. It does not wait.
+	// Publish sets the slices to offer. It does not wait.
 	Publish(slices []resourceapi.ResourceSlice)
-	// State says how it goes. It does not wait.
+	// State returns the driver's state. It does not wait.
 	State() dra.DriverState
-	// Allocated are the names of this node's devices that claims have been given, by the claim's
-	// UID, as the API server knows it.
+	// Allocated returns the names of this node's devices that are allocated to claims, by the
+	// claim's UID, as the API server knows them.
 	Allocated(ctx context.Context) (map[string][]string, error)
 }
 
-// Options are what resources that are offered by Dynamic Resource Allocation need.
+// Options are what Paths needs to offer resources by Dynamic Resource Allocation.
 type Options struct {
-	// Driver is nil where nothing is offered so.
+	// Driver is nil if nothing is offered by DRA.
 	Driver Driver
-	// Claims is the table of who has what by it.
+	// Claims is the table of claims and the units that they have.
 	Claims *claims.Table
-	// Node has what an offer says of the node, but for its GPUs and its plan.
+	// Node returns an offer's information about the node, except its GPUs and its plan.
 	Node func() dra.Node
-	// PCIeRoot is the root complex of the GPU at that PCI bus ID: "pci0000:3a"; empty if unknown.
+	// PCIeRoot returns the root complex of the GPU with that PCI bus ID: "pci0000:3a"; empty if
+	// unknown.
 	PCIeRoot func(busID string) string
-	// Quiet is how long a scheduler may still give a device away that is not offered any
-	// more; 2 s when 0.
+	// Quiet is how long a scheduler may still allocate a device that is no longer offered; 2 s when
+	// 0.
 	Quiet time.Duration
-	// Orphans is the time between two looks for claims that have ended unheard; 10 min when 0.
+	// Orphans is the time between two searches for claims that ended without a call of the kubelet;
+	// 10 min when 0.
 	Orphans time.Duration
 }
 
-// Inputs are the GPUs and the profile that the loop decided by last.
+// Inputs are the GPUs and the profile of the loop's last decision.
 type Inputs struct {
 	GPUs []sharing.GPU
-	// Profile is nil before the first; Planned says that it was planned for these GPUs.
+	// Profile is nil before the first one. Planned is true if it was planned for these GPUs.
 	Profile *sharing.Profile
 	Planned bool
-	// Paused says that nothing is to be changed, because another program has the GPUs let go of.
+	// Paused is true if nothing may be changed, because another program had the GPUs closed.
 	Paused bool
 }
 
 // Deps are the parts of the program that Paths works with.
 type Deps struct {
 	Plugin *plugin.Manager
-	// Held says who holds which devices, as plugin.Kubelet.
+	// Held returns the holders of devices, like plugin.Kubelet.
 	Held func(context.Context) ([]sharing.Allocation, error)
 	MIG  *migchange.Reconciler
-	// Partitioner is nil where no partitions are made.
+	// Partitioner is nil if no partitions are made.
 	Partitioner migchange.Partitioner
 	// Inputs must not wait.
 	Inputs func() Inputs
-	// Replan asks for another decision. It does not wait.
+	// Replan requests another decision. It does not wait.
 	Replan func()
 	Logger *slog.Logger
 }
 
-// Paths leads units between the device plugin and DRA.
+// Paths moves units between the device plugin and DRA.
 type Paths struct {
 	Options
 	deps Deps
 	wake chan struct{}
-	// units are those of the last plan, by place.
+	// units are the units of the last plan, by place.
 	units atomic.Pointer[map[string]decide.Unit]
-	// offer is the last that was published. Only Publish uses it.
+	// offer is the last published offer. Only Publish uses it.
 	offer *dra.Offer
-	// geometries are what is known of the GPUs' partitions, by UUID.
+	// geometries are the known possible partitions of the GPUs, by UUID.
 	geometries atomic.Pointer[map[string]decide.Geometry]
 
-	// Only Run uses the rest, and Load before it.
+	// Only Run uses the following fields, and Load before it.
 
-	// asked is when claims were last asked for at the API server.
+	// asked is when the API server was last asked for claims.
 	asked time.Time
-	// refreshed are the units whose holders were last asked for again, at refreshedAt.
+	// refreshed are the units whose holders were last requested again, at refreshedAt.
 	refreshed   []string
 	refreshedAt time.Time
-	// lost says that nothing was found of what claims have, although they may have some.
+	// lost is true if the table of claims was lost, so claims may have units that are not known.
 	lost bool
 }
 
-// New returns the paths. The table of claims tells them of its changes from then on.
+// New returns the paths. From then on, the table of claims notifies them of its changes.
 func New(o Options, deps Deps) *Paths {
-	p := &Paths{Options: o, deps: deps, wake: make(chan struct{}, 1)}
+	p := &Paths{
+		Options: o,
+		deps:    deps,
+		wake:    make(chan struct{}, 1),
+	}
 	if o.Claims != nil {
 		o.Claims.OnChange(func() { deps.Replan(); p.Wake() })
 		o.Claims.OnMake(p.makeUnit)
@@ -115,7 +121,7 @@ func New(o Options, deps Deps) *Paths {
 	return p
 }
 
-// Wake has the paths looked at again soon.
+// Wake makes Run check the paths again soon.
 func (p *Paths) Wake() {
 	select {
 	case p.wake <- struct{}{}:
@@ -124,25 +130,32 @@ func (p *Paths) Wake() {
 }
 
 const (
-	// quiet is longer than schedulers take to hear of a ResourceSlice and to write down what they
-	// were about to give away. Pods that wait for something else before they are bound take longer:
-	// theirs are late claims.
+	// quiet is longer than schedulers need to learn of a ResourceSlice and to record allocations
+	// that were under way. A pod that waits for something else before it is bound may take longer:
+	// its claim is a late claim.
 	quiet = 2 * time.Second
-	// askInterval is the time between two questions who has been given a device that leaves.
+	// askInterval is the time between two requests for the claims that were allocated a leaving
+	// device.
 	askInterval = 5 * time.Second
-	// orphansInterval is the time between two looks for claims that have ended unheard.
+	// orphansInterval is the time between two searches for claims that ended without a call of the
+	// kubelet.
 	orphansInterval = 10 * time.Minute
-	// waitInterval is the time between two looks at what units wait for, restInterval while none does.
+	// waitInterval is the time between two checks while units wait for something, restInterval
+	// while none does.
 	waitInterval = 500 * time.Millisecond
 	restInterval = 30 * time.Second
 )
 
-// Facts returns what a decision needs to know of DRA; nil where this program serves no claims.
+// Facts returns a decision's facts about DRA; nil if this program serves no claims.
 func (p *Paths) Facts(gpus []sharing.GPU) *decide.DRA {
 	if p.Driver == nil {
 		return nil
 	}
-	facts := decide.DRA{Node: p.Node(), State: p.Driver.State(), View: p.Claims.View()}
+	facts := decide.DRA{
+		Node:  p.Node(),
+		State: p.Driver.State(),
+		View:  p.Claims.View(),
+	}
 	if p.PCIeRoot != nil {
 		facts.Node.PCIeRoots = map[string]string{}
 		for _, gpu := range gpus {
@@ -158,7 +171,7 @@ func (p *Paths) Facts(gpus []sharing.GPU) *decide.DRA {
 	return &facts
 }
 
-// SetUnits has the decision's units, and tells the table of claims of them.
+// SetUnits stores the decision's units, and passes them to the table of claims.
 func (p *Paths) SetUnits(all map[string]decide.Unit) {
 	var list []claims.Unit
 	for _, unit := range all {
@@ -168,7 +181,7 @@ func (p *Paths) SetUnits(all map[string]decide.Unit) {
 	p.units.Store(&all)
 }
 
-// Units are those of the last decision, by place; nil before the first.
+// Units returns the units of the last decision, by place; nil before the first.
 func (p *Paths) Units() map[string]decide.Unit {
 	known := p.units.Load()
 	if known == nil {
@@ -177,8 +190,8 @@ func (p *Paths) Units() map[string]decide.Unit {
 	return *known
 }
 
-// Publish publishes the decision's offer if it has changed; nil leaves what is published. Only
-// the loop calls it.
+// Publish publishes the decision's offer if it has changed; nil leaves the published offer
+// unchanged. Only the loop calls it.
 func (p *Paths) Publish(offer *dra.Offer) {
 	if offer == nil || reflect.DeepEqual(p.offer, offer) {
 		return
@@ -187,20 +200,22 @@ func (p *Paths) Publish(offer *dra.Offer) {
 	p.Driver.Publish(offer.Slices)
 }
 
-// Load takes over the last program's table. It is called with the lock, before the device plugin
-// offers anything, and before Run.
+// Load takes over the last program's table. It must be called with the node's lock held, before the
+// device plugin offers anything and before Run.
 func (p *Paths) Load() {
 	if p.Driver == nil {
 		return
 	}
 	known, err := p.Claims.Load()
 	if err != nil {
-		p.deps.Logger.Error("the table of claims was lost, what pods show as held counts, or old CDI entries of claims stay", "error", err)
+		p.deps.Logger.Error(
+			"the table of claims was lost, what pods show as held counts, or old CDI entries of claims stay", "error",
+			err)
 	}
 	p.lost = !known
 }
 
-// Run leads units from the device plugin to DRA and back until ctx ends.
+// Run moves units from the device plugin to DRA and back until ctx ends.
 func (p *Paths) Run(ctx context.Context) error {
 	orphans := time.NewTicker(cmp.Or(p.Orphans, orphansInterval))
 	defer orphans.Stop()
@@ -222,24 +237,27 @@ func (p *Paths) Run(ctx context.Context) error {
 	}
 }
 
-// follow takes each unit a step further on its path, and says whether one waits for something.
+// follow moves each unit one step further on its path. pending is true if a unit waits for
+// something.
 func (p *Paths) follow(ctx context.Context) (pending bool) {
 	inputs := p.deps.Inputs()
 	p.readGeometries(ctx, inputs)
-	all := p.Units() // After the driver was asked, which can take long.
+	all := p.Units() // Read after the driver, which can take long to answer.
 	if all == nil || !inputs.Planned || inputs.Paused {
 		return true
 	}
 	view := p.Claims.View()
-	// First withdrawn, then refused by Allocate, then withdrawn still, and only then the holders:
-	// nobody gets a unit from the device plugin after these have been read.
+	// Order: the device plugin withdraws a unit, Allocate refuses it, the unit is checked again to
+	// be withdrawn, and only then the holders are read. From then on, no pod can get the unit from
+	// the device plugin.
 	withdrawn := p.withdrawn(all, view.Paths)
 	p.refuse(all, view.Paths, withdrawn)
 	maps.DeleteFunc(withdrawn, func(unit string, _ bool) bool { return !p.deps.Plugin.Withdrawn(unit) })
 	var held []sharing.Allocation
 	if len(withdrawn) > 0 || p.lost {
 		var err error
-		if held, err = p.deps.Held(ctx); err != nil {
+		held, err = p.deps.Held(ctx)
+		if err != nil {
 			return true
 		}
 	}
@@ -254,7 +272,8 @@ func (p *Paths) follow(ctx context.Context) (pending bool) {
 	paths := maps.Clone(view.Paths)
 	maps.Copy(paths, next)
 	if len(next) > 0 {
-		// What the plugin gets back it may grant before it has it: a refusal fails a pod.
+		// Stop refusing units before they are the plugin's again: the plugin may grant them a
+		// little too early, but a refusal fails a pod.
 		p.refuse(all, paths, withdrawn)
 		if err := p.Claims.SetPaths(next); err != nil {
 			p.deps.Logger.Error("units stay with who offers them", "error", err)
@@ -269,16 +288,22 @@ func (p *Paths) follow(ctx context.Context) (pending bool) {
 	return pending
 }
 
-// next are the paths that change now, by place. Withdrawn are the units that Allocate refuses, by
-// UUID, held who has devices since.
-func (p *Paths) next(ctx context.Context, view claims.View, all map[string]decide.Unit, withdrawn map[string]bool, held []sharing.Allocation) map[string]units.Path {
+// next returns the paths that change now, by place. withdrawn are the units that Allocate refuses,
+// by UUID; held are the holders read after that.
+func (p *Paths) next(
+	ctx context.Context,
+	view claims.View,
+	all map[string]decide.Unit,
+	withdrawn map[string]bool,
+	held []sharing.Allocation,
+) map[string]units.Path {
 	late, holders := view.RefusedPlaces(), sharing.HoldersByUnit(held)
 	unallocated := p.unallocated(ctx, view, all)
 	next := map[string]units.Path{}
 	for _, place := range slices.Concat(slices.Collect(maps.Keys(all)), slices.Collect(maps.Keys(view.Paths))) {
 		unit, path := all[place], view.Paths[place]
 		if unit.Follows() && !path.ByDRA() {
-			continue // It goes where its GPU goes, and a claim may have it.
+			continue // It follows its GPU, and a claim may have it.
 		}
 		id := unit.PluginUnit()
 		is := pathFacts{
@@ -295,7 +320,7 @@ func (p *Paths) next(ctx context.Context, view claims.View, all map[string]decid
 	return next
 }
 
-// withdrawn are the units on their way to DRA that the device plugin has withdrawn, by UUID.
+// withdrawn returns the units on their way to DRA that the device plugin has withdrawn, by UUID.
 func (p *Paths) withdrawn(all map[string]decide.Unit, paths map[string]units.Path) map[string]bool {
 	withdrawn := map[string]bool{}
 	var waits []string
@@ -309,14 +334,14 @@ func (p *Paths) withdrawn(all map[string]decide.Unit, paths map[string]units.Pat
 		}
 	}
 	if p.refreshes(waits, time.Now()) {
-		p.deps.Plugin.RefreshHolders(waits...) // One that the kubelet does not name may be gone.
+		p.deps.Plugin.RefreshHolders(waits...) // A holder that the kubelet does not name may be gone.
 	}
 	return withdrawn
 }
 
-// refreshes says whether Run asks for these units' holders again: when other units wait than
-// before, and otherwise once in waitInterval. The answer wakes Run, which would ask without
-// end.
+// refreshes reports whether Run must request these units' holders again: if they differ from the
+// units before, and otherwise once per waitInterval. The limit is needed because the answer wakes
+// Run, which would then request them endlessly.
 func (p *Paths) refreshes(waits []string, now time.Time) bool {
 	slices.Sort(waits)
 	if len(waits) == 0 || slices.Equal(waits, p.refreshed) && now.Sub(p.refreshedAt) < waitInterval {
@@ -326,15 +351,16 @@ func (p *Paths) refreshes(waits []string, now time.Time) bool {
 	return true
 }
 
-// anyOtherThan is true if one of the holders is not a claim of that driver.
+// anyOtherThan reports whether one of the holders is not a claim of that driver.
 func anyOtherThan(driver string, holders []sharing.Allocation) bool {
-	return slices.ContainsFunc(holders, func(a sharing.Allocation) bool { return a.Claim == "" || a.Resource != driver })
+	return slices.ContainsFunc(holders,
+		func(a sharing.Allocation) bool { return a.Claim == "" || a.Resource != driver })
 }
 
-// unallocated are the places of units that leave DRA and that no claim has: what is offered
-// without them has been with the API server for a while, and it knows of no claim that was given
-// one. A claim that is given one later still, by a scheduler that had not heard of it, has the
-// device plugin give the unit up again: see follow.
+// unallocated returns the places of units that are leaving DRA and that no claim has. The API
+// server has had the offer without them for a while, and knows of no claim that was allocated one.
+// If a scheduler that did not know yet allocates one even later, the device plugin gives the unit
+// up again: see follow.
 func (p *Paths) unallocated(ctx context.Context, view claims.View, all map[string]decide.Unit) (free []string) {
 	taken := map[string]bool{}
 	take := func(devices []string) {
@@ -349,7 +375,8 @@ func (p *Paths) unallocated(ctx context.Context, view claims.View, all map[strin
 		}
 	}
 	since := p.Driver.State().Written
-	if free == nil || since.IsZero() || time.Since(since) < cmp.Or(p.Quiet, quiet) || time.Since(p.asked) < cmp.Or(p.Quiet, askInterval) {
+	if free == nil || since.IsZero() || time.Since(since) < cmp.Or(p.Quiet, quiet) ||
+		time.Since(p.asked) < cmp.Or(p.Quiet, askInterval) {
 		return nil
 	}
 	p.asked = time.Now()
@@ -362,12 +389,13 @@ func (p *Paths) unallocated(ctx context.Context, view claims.View, all map[strin
 		take(devices)
 	}
 	return slices.DeleteFunc(free, func(place string) bool {
-		return taken[place] || decide.HasPart(taken, place) || p.deps.MIG.Changing(all[place].GPU) // For a claim that has ended meanwhile.
+		// The GPU may be changing for a claim that has ended meanwhile.
+		return taken[place] || decide.HasPart(taken, place) || p.deps.MIG.Changing(all[place].GPU)
 	})
 }
 
-// Users are the claims that have the GPU or a partition of it, and whose pods the kubelet does
-// not show yet, or not any more.
+// Users returns the claims that have the GPU or a partition of it, and whose pods the kubelet does
+// not list yet or no longer lists.
 func (p *Paths) Users(gpus []sharing.GPU, gpu string, held []sharing.Allocation) (list []string) {
 	if p.Claims == nil {
 		return nil
@@ -375,7 +403,8 @@ func (p *Paths) Users(gpus []sharing.GPU, gpu string, held []sharing.Allocation)
 	byPlace, gpuOf := p.Claims.View().HeldPlaces(), sharing.GPUByUnit(gpus)
 	for id, place := range dra.Places(gpus) {
 		c, is := byPlace[place.Name]
-		if is && gpuOf[id] == gpu && !slices.ContainsFunc(held, func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace }) {
+		if is && gpuOf[id] == gpu && !slices.ContainsFunc(held,
+			func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace }) {
 			list = append(list, "claim "+c.String())
 		}
 	}
@@ -383,7 +412,7 @@ func (p *Paths) Users(gpus []sharing.GPU, gpu string, held []sharing.Allocation)
 	return list
 }
 
-// ByDRA are the UUIDs of the units that a claim may get at any moment.
+// ByDRA returns the UUIDs of the units that a claim may get at any moment.
 func (p *Paths) ByDRA() (ids []string) {
 	all := p.Units()
 	if all == nil {
@@ -398,7 +427,7 @@ func (p *Paths) ByDRA() (ids []string) {
 	return ids
 }
 
-// Planned are the planned units that are not the device plugin's, by UUID.
+// Planned returns the planned units that are not the device plugin's, by UUID.
 func (p *Paths) Planned() map[string]sharing.Unit {
 	planned := map[string]sharing.Unit{}
 	all := p.Units()
@@ -414,8 +443,8 @@ func (p *Paths) Planned() map[string]sharing.Unit {
 	return planned
 }
 
-// refuse has the device plugin refuse the units that are DRA's, and those withdrawn ones. Its
-// plan does not have them either; this is for a plan that was made just before.
+// refuse makes the device plugin refuse the units that are DRA's, and the withdrawn ones. The
+// plugin's plan does not have them either, but it may still use a plan made just before.
 func (p *Paths) refuse(all map[string]decide.Unit, paths map[string]units.Path, withdrawn map[string]bool) {
 	refused := map[string]string{}
 	for unit, is := range withdrawn {
@@ -431,12 +460,12 @@ func (p *Paths) refuse(all map[string]decide.Unit, paths map[string]units.Path, 
 	p.deps.Plugin.SetRefusals(plugin.ByDRA, refused)
 }
 
-// isByDRA completes "the device …".
+// isByDRA completes a message that begins with "the device …".
 const isByDRA = "is offered by Dynamic Resource Allocation"
 
-// dropOrphans ends the claims that are over and of which the kubelet has told nobody: it had lost
-// its memory, or the node was away while the claim was deleted. The API server does not have the
-// claim as allocated, and no pod here has it.
+// dropOrphans ends claims that are over although the kubelet never said so: it had lost its state,
+// or the node was away while the claim was deleted. Such a claim is not allocated in the API
+// server, and no pod on this node has it.
 func (p *Paths) dropOrphans(ctx context.Context) {
 	view := p.Claims.View()
 	if len(view.Claims)+len(view.Refused) == 0 {
@@ -451,7 +480,8 @@ func (p *Paths) dropOrphans(ctx context.Context) {
 		return
 	}
 	drop := func(c dra.Claim) {
-		inUse := slices.ContainsFunc(held, func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace })
+		inUse := slices.ContainsFunc(held,
+			func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace })
 		if allocated[c.UID] != nil || inUse {
 			return
 		}

@@ -2,20 +2,20 @@ package drapath
 
 import "github.com/virgate/virgate/internal/units"
 
-// pathFacts are what a unit's next path follows from.
+// pathFacts are the facts that determine a unit's next path.
 type pathFacts struct {
-	// wanted says that the profile has the unit offered by DRA, late that a claim was given it
-	// although the device plugin has it.
+	// wanted is true if the profile offers the unit by DRA. late is true if a claim was allocated
+	// the unit although the device plugin has it.
 	wanted, late bool
-	// vacated says that Allocate refuses the unit and that no pod holds it, partsLeft that no
-	// partition of it is the device plugin's any more.
+	// vacated is true if Allocate refuses the unit and no pod holds it other than by a claim of
+	// this driver. partsLeft is true if the device plugin has no partition of it any more.
 	vacated, partsLeft bool
-	// unallocated says that no claim has the unit, or was given it.
+	// unallocated is true if no claim has the unit or was allocated it.
 	unallocated bool
 }
 
-// nextPath is where a unit goes from its path. A unit that is gone is wanted by nobody, and is the
-// device plugin's should it come back.
+// nextPath returns the path that follows path. A unit that is gone is not wanted by DRA, and
+// belongs to the device plugin if it comes back.
 func nextPath(path units.Path, is pathFacts) units.Path {
 	switch path {
 	case units.Plugin:
@@ -30,7 +30,7 @@ func nextPath(path units.Path, is pathFacts) units.Path {
 		case is.wanted:
 			return units.DRA
 		default:
-			return units.LeavingDRA // For the late claim alone.
+			return units.LeavingDRA // Only for the late claim.
 		}
 	case units.DRA:
 		if !is.wanted {

@@ -12,9 +12,9 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// readGeometries reads how the GPUs could be divided that are to be, or of which claims have parts
-// or may have been given some, where that is not known yet. Only Run calls it: a driver that
-// hangs must not delay a plan.
+// readGeometries reads how GPUs can be divided, where that is not known yet. It reads GPUs that the
+// profile divides on demand, and GPUs of which claims have parts or may have been allocated some.
+// Only Run calls it, because a hanging driver must not delay a plan.
 func (p *Paths) readGeometries(ctx context.Context, inputs Inputs) {
 	if p.deps.Partitioner == nil || inputs.Profile == nil {
 		return
@@ -45,7 +45,7 @@ func (p *Paths) readGeometries(ctx context.Context, inputs Inputs) {
 	}
 }
 
-// withoutPlugin says that nothing of the GPU is the device plugin's but the GPU itself.
+// withoutPlugin reports whether the device plugin has no unit of the GPU other than the GPU itself.
 func withoutPlugin(all map[string]decide.Unit, paths map[string]units.Path, gpu string) bool {
 	for place, unit := range all {
 		if unit.GPU == gpu && unit.With == "" && !paths[place].ByDRA() {
@@ -55,7 +55,7 @@ func withoutPlugin(all map[string]decide.Unit, paths map[string]units.Path, gpu 
 	return true
 }
 
-// makeUnit makes a partition that a claim gets, or a whole GPU.
+// makeUnit makes a partition for a claim, or a whole GPU.
 func (p *Paths) makeUnit(ctx context.Context, place string) error {
 	all := p.Units()
 	unit := all[place]
@@ -66,12 +66,15 @@ func (p *Paths) makeUnit(ctx context.Context, place string) error {
 	return p.deps.MIG.Cut(ctx, room)
 }
 
-// claimed are the GPU instances that claims have of the GPU at that place.
+// claimed returns the GPU instances that claims have of the GPU at that place.
 func (p *Paths) claimed(gpu string) (instances []mig.Partition) {
 	all := p.Units()
 	for place := range p.Claims.View().HeldPlaces() {
 		if unit := all[place]; unit.With == gpu && unit.At != nil {
-			instances = append(instances, mig.Partition{Profile: unit.At.Profile.Instance(), Placement: unit.At.Placement})
+			instances = append(instances, mig.Partition{
+				Profile:   unit.At.Profile.Instance(),
+				Placement: unit.At.Placement,
+			})
 		}
 	}
 	return instances

@@ -1,5 +1,5 @@
-// Package driverroot knows how a driver's files lie in a driver root, a folder in which a driver was
-// installed as if it were "/". It only reads.
+// Package driverroot knows the layout of a driver root: a folder in which a driver was installed as
+// if the folder were "/". It only reads.
 package driverroot
 
 import (
@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// LibraryFolders are the folders below a driver root that may have the driver's libraries, in the
-// order in which they are searched: those of NVIDIA's device plugin in its order (k8s-device-plugin,
-// root.go of its plugin command), then those of distributions and installers that know one
-// architecture alone.
+// LibraryFolders returns the folders below a driver root that may contain the driver's libraries,
+// in search order: first the folders of NVIDIA's device plugin in its order (k8s-device-plugin,
+// root.go of its plugin command), then the folders of distributions and installers that support
+// only one architecture.
 func LibraryFolders() []string {
 	return append(SearchedByNVIDIA(), "usr/lib", "lib")
 }
 
-// SearchedByNVIDIA are those of LibraryFolders in which NVIDIA's own libraries look, too.
+// SearchedByNVIDIA returns the LibraryFolders that NVIDIA's own libraries search too.
 func SearchedByNVIDIA() []string {
 	return []string{
 		"usr/lib64",
@@ -30,16 +30,16 @@ func SearchedByNVIDIA() []string {
 	}
 }
 
-// linkLimit is the number of symbolic links after which a path is taken to be a
-// loop, as in Linux (path_resolution(7)).
+// linkLimit is the number of symbolic links after which a path counts as a loop, as in Linux
+// (path_resolution(7)).
 const linkLimit = 40
 
-// ErrLinks is Resolve's error for links that lead in a circle.
+// ErrLinks is Resolve's error for links that form a loop.
 var ErrLinks = errors.New("too many symbolic links")
 
-// Resolve follows the name's symbolic links as a process would that has the tree
-// as its root: absolute links start at the root, and .. does not leave it. The error is
-// fs.ErrNotExist where there is no such file.
+// Resolve follows the name's symbolic links like a process that has the tree as its root: absolute
+// links start at the root, and .. does not leave it. The error is fs.ErrNotExist if there is no
+// such file.
 func Resolve(tree fs.FS, name string) (string, error) {
 	done := "."
 	for links := 0; name != ""; {

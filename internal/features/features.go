@@ -1,8 +1,8 @@
-// Package features says what the labels of a node are that NVIDIA's GPU feature
-// discovery writes: how many GPUs of which kind there are, and how they are shared.
-// docs/reference/feature-labels.md is the list.
+// Package features computes the node labels that NVIDIA's GPU feature discovery writes: how many
+// GPUs of which kind there are, and how they are shared. docs/reference/feature-labels.md lists
+// them.
 //
-// It is pure: whoever calls it has gathered what is in Node, and writes the labels.
+// The package is pure: the caller collects what is in Node, and writes the labels.
 package features
 
 import (
@@ -15,15 +15,15 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Node is what the labels follow from.
+// Node is the input for the labels.
 type Node struct {
 	GPUs    []sharing.GPU
 	Profile sharing.Profile
-	// Driver is the driver's version, "580.65.06", and CUDA the newest that it runs, 12080 for
-	// 12.8; empty and 0 when unknown.
+	// Driver is the driver's version, for example "580.65.06"; empty when unknown. CUDA is the
+	// newest CUDA version that the driver runs, 12080 for 12.8; 0 when unknown.
 	Driver string
 	CUDA   int
-	// Machine is the machine's name, as its firmware has it; empty when unknown.
+	// Machine is the machine's name from its firmware; empty when unknown.
 	Machine string
 	// VGPUs are the vGPUs of a virtual machine.
 	VGPUs []VGPU
@@ -33,16 +33,16 @@ type Node struct {
 	Timestamp int64
 }
 
-// domain begins every label.
+// domain is the prefix of every label.
 const domain = "nvidia.com/"
 
-// Labels are the node's labels. They do not depend on the health of the GPUs. GPUs that the
-// profile excludes, or that the driver no longer lists, do not count; without any GPU
-// there is the timestamp alone.
+// Labels returns the node's labels. They do not depend on the health of the GPUs. GPUs that the
+// profile excludes, or that the driver no longer lists, do not count. Without any GPU, the
+// timestamp is the only label.
 //
-// A label says what is true of every GPU that it is about. Where the GPUs differ, a product is
-// left out, and an amount is that of the least. A number of replicas is left out, too: the least
-// would be wrong as "at most so many share a GPU".
+// A label is true of every GPU that it is about. If the GPUs differ, a product is left out, and an
+// amount is the smallest. A differing number of replicas is left out too: as "at most so many share
+// a GPU", the smallest would be wrong.
 func Labels(n Node) map[string]string {
 	labels := set{}
 	if n.Timestamp != 0 {
@@ -88,25 +88,25 @@ func Labels(n Node) map[string]string {
 	return labels
 }
 
-// wholeGPU is the resource of whole GPUs, and with MIG strategy single of partitions.
+// wholeGPU is the resource of whole GPUs, and of partitions with MIG strategy single.
 const wholeGPU = "gpu"
 
-// set has labels by their whole names.
+// set holds labels by their full names.
 type set map[string]string
 
-// put adds a label, if Kubernetes takes its name and its value.
+// put adds a label if Kubernetes accepts its name and its value is not empty.
 func (s set) put(name string, v any) {
 	if text := fmt.Sprint(v); len(name) <= maxLength && text != "" {
 		s[domain+name] = text
 	}
 }
 
-// maxLength is that of a label's name and of its value (Kubernetes, apimachinery
+// maxLength limits a label's name and its value (Kubernetes, apimachinery
 // validation.IsQualifiedName and IsValidLabelValue).
 const maxLength = 63
 
-// value makes a label's value of the words in the text. Characters that no label can have are
-// dropped.
+// value makes a label's value from the words in the text. It drops characters that a label cannot
+// have.
 func value(text string) string {
 	text = strings.Map(func(r rune) rune {
 		switch {
@@ -121,7 +121,7 @@ func value(text string) string {
 	return strings.Trim(text[:min(len(text), maxLength)], "-_.")
 }
 
-// versions are under two names each: the older ones are deprecated.
+// versions adds each version under two names; the older names are deprecated.
 func (s set) versions(driver string, cuda int) {
 	if parts := strings.Split(driver, "."); len(parts) >= 2 {
 		parts = append(parts, "")
@@ -141,13 +141,13 @@ func (s set) versions(driver string, cuda int) {
 	}
 }
 
-// mode follows from the PCI class that all GPUs have.
+// mode returns the mode for the PCI class that all GPUs have.
 func mode(gpus []sharing.GPU) string {
 	classes := distinct(gpus, func(g sharing.GPU) string { return fmt.Sprintf("%06x", g.PCIClass) })
 	return cmp.Or(map[string]string{"030000": "graphics", "030200": "compute"}[strings.Join(classes, ",")], "unknown")
 }
 
-// gpus are the labels of all GPUs, of which whole are offered as such.
+// gpus adds the labels about all GPUs; whole are those offered as whole GPUs.
 func (s set) gpus(gpus []sharing.GPU, whole kind) {
 	s.put("gpu.count", len(gpus))
 	s.share("gpu", distinct(gpus, func(g sharing.GPU) string { return value(g.Model) }), whole)
@@ -155,17 +155,19 @@ func (s set) gpus(gpus []sharing.GPU, whole kind) {
 		s.put("gpu.replicas", 0)
 	}
 	s.put("gpu.memory", least(gpus, func(g sharing.GPU) uint64 { return g.Memory >> 20 }))
-	if families := distinct(gpus, func(g sharing.GPU) string { return family(g.ComputeCapability) }); len(families) == 1 {
+	if families := distinct(gpus, func(g sharing.GPU) string { return family(g.ComputeCapability) }); len(
+		families) == 1 {
 		s.put("gpu.family", families[0])
 	}
-	lowest := slices.MinFunc(gpus, func(a, b sharing.GPU) int { return compareVersions(a.ComputeCapability, b.ComputeCapability) })
+	lowest := slices.MinFunc(gpus,
+		func(a, b sharing.GPU) int { return compareVersions(a.ComputeCapability, b.ComputeCapability) })
 	if major, minor, known := strings.Cut(lowest.ComputeCapability, "."); known {
 		s.put("gpu.compute.major", major)
 		s.put("gpu.compute.minor", minor)
 	}
 }
 
-// models are how many GPUs of each model there are, which GPU feature discovery does not say.
+// models adds the number of GPUs of each model, which GPU feature discovery does not have.
 func (s set) models(gpus []sharing.GPU) {
 	models := map[string]int{}
 	for _, g := range gpus {
@@ -176,8 +178,8 @@ func (s set) models(gpus []sharing.GPU) {
 	}
 }
 
-// single are the labels of all partitions that are offered as GPUs, in the place of the GPUs'
-// own. Where there is none, the product says that nothing can be had.
+// single adds the labels of all partitions that are offered as GPUs, in place of the GPUs' own
+// labels. Without any such partition, the product says that no GPU is available.
 func (s set) single(gpus []sharing.GPU, k kind) {
 	if len(k.units) > 0 {
 		s.kind(wholeGPU, k)
@@ -195,7 +197,7 @@ func (s set) single(gpus []sharing.GPU, k kind) {
 // kind are the units of a resource.
 type kind struct {
 	units []unit
-	// renamed says that the units are offered under another name.
+	// renamed is true if the units are offered under another name.
 	renamed bool
 }
 
@@ -207,10 +209,10 @@ type unit struct {
 	attributes sharing.PartitionAttributes
 }
 
-// kindsOf are the offered units by resource, without the domain: GPU feature discovery knows
-// that of whole GPUs and that of each MIG profile, by which each unit is known; and by the name
-// under which it is offered, if that is another one of the domain. Where only some units
-// of a kind have its name, that kind are those.
+// kindsOf returns the offered units by resource name without the domain. GPU feature discovery has
+// a name for whole GPUs and one for each MIG profile, and each unit is listed under the one that it
+// belongs to. If a unit is offered under another name of the domain, it is listed under that too.
+// If some units of a kind are offered under the kind's own name, only those are listed there.
 func kindsOf(plan sharing.Plan, gpus []sharing.GPU, strategy sharing.MIGStrategy) map[string]kind {
 	own, others := map[string]kind{}, map[string]kind{}
 	for _, r := range plan.Resources {
@@ -251,7 +253,7 @@ func describe(u sharing.Unit, gpus []sharing.GPU) unit {
 	return d
 }
 
-// kind are the labels of a resource.
+// kind adds the labels of a resource.
 func (s set) kind(name string, k kind) {
 	s.put(name+".count", len(k.units))
 	s.share(name, distinct(k.units, func(u unit) string { return u.product }), k)
@@ -269,15 +271,16 @@ func (s set) kind(name string, k kind) {
 		{"engines.jpeg", func(a sharing.PartitionAttributes) int { return a.JPEGEngines }},
 		{"engines.ofa", func(a sharing.PartitionAttributes) int { return a.OFAEngines }},
 	} {
-		known := !slices.ContainsFunc(k.units, func(u unit) bool { return u.attributes == sharing.PartitionAttributes{} })
+		known := !slices.ContainsFunc(k.units,
+			func(u unit) bool { return u.attributes == sharing.PartitionAttributes{} })
 		if known {
 			s.put(name+"."+a.name, slices.Min(mapped(k.units, func(u unit) int { return a.of(u.attributes) })))
 		}
 	}
 }
 
-// share are the labels that say what the units are, and between how many containers each may be
-// shared.
+// share adds the labels for the product of the units, and for the number of containers that may
+// share each.
 func (s set) share(name string, products []string, k kind) {
 	replicas, strategy := 1, "none"
 	if len(k.units) > 0 {
@@ -287,7 +290,7 @@ func (s set) share(name string, products []string, k kind) {
 		if u.Replicas != replicas {
 			replicas = 0
 		}
-		switch { // What divides the least wins: nobody is promised limits that not every unit has.
+		switch { // The least isolated units decide: promise no limits that some unit lacks.
 		case u.MPS.Shares == 0 && u.Replicas > 1:
 			strategy = "time-slicing"
 		case u.MPS.Shares > 0 && strategy == "none":
@@ -307,8 +310,8 @@ func (s set) share(name string, products []string, k kind) {
 	s.put(name+".sharing-strategy", strategy)
 }
 
-// family is NVIDIA's name for GPUs of the compute capability (k8s-device-plugin, getArchFamily in
-// internal/lm/resource.go).
+// family returns NVIDIA's name for GPUs of the compute capability (k8s-device-plugin, getArchFamily
+// in internal/lm/resource.go).
 func family(capability string) string {
 	major, minor, _ := strings.Cut(capability, ".")
 	switch {
@@ -317,11 +320,23 @@ func family(capability string) string {
 	case major == "8" && minor == "9":
 		return "ada-lovelace"
 	}
-	known := map[string]string{"1": "tesla", "2": "fermi", "3": "kepler", "5": "maxwell", "6": "pascal", "7": "turing", "8": "ampere", "9": "hopper", "10": "blackwell", "12": "blackwell", "13": "rubin"}
+	known := map[string]string{
+		"1":  "tesla",
+		"2":  "fermi",
+		"3":  "kepler",
+		"5":  "maxwell",
+		"6":  "pascal",
+		"7":  "turing",
+		"8":  "ampere",
+		"9":  "hopper",
+		"10": "blackwell",
+		"12": "blackwell",
+		"13": "rubin",
+	}
 	return cmp.Or(known[major], "undefined")
 }
 
-// compareVersions compares versions of two numbers.
+// compareVersions compares versions that consist of two numbers.
 func compareVersions(a, b string) int {
 	number := func(text string) int { n, _ := strconv.Atoi(text); return n }
 	majorA, minorA, _ := strings.Cut(a, ".")
@@ -329,7 +344,7 @@ func compareVersions(a, b string) int {
 	return cmp.Or(cmp.Compare(number(majorA), number(majorB)), cmp.Compare(number(minorA), number(minorB)))
 }
 
-// least is the least amount that is known; "" when none is.
+// least returns the smallest known amount; "" when none is known.
 func least[T any](all []T, of func(T) uint64) string {
 	amounts := slices.DeleteFunc(mapped(all, of), func(n uint64) bool { return n == 0 })
 	if len(amounts) == 0 {
@@ -338,7 +353,7 @@ func least[T any](all []T, of func(T) uint64) string {
 	return fmt.Sprint(slices.Min(amounts))
 }
 
-// distinct are the different texts, sorted; an empty one is one, too.
+// distinct returns the different texts, sorted; an empty text counts as one.
 func distinct[T any](all []T, of func(T) string) []string {
 	texts := mapped(all, of)
 	slices.Sort(texts)

@@ -1,5 +1,5 @@
-// Package gpusettings keeps the driver's settings of whole GPUs, compute modes and time slices, as
-// the profile wants them, and undoes what it has set and the profile wants no longer.
+// Package gpusettings applies the profile's driver settings to whole GPUs: compute modes and time
+// slices. It undoes settings that it has made and that the profile no longer wants.
 package gpusettings
 
 import (
@@ -18,72 +18,76 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// ChangedGPU is what this program has set of a GPU, or was about to, so that a later run can
-// undo it.
+// ChangedGPU records what this program has set on a GPU, or was about to set, so that a later run
+// can undo it.
 type ChangedGPU struct {
 	GPU string `json:"gpu"`
-	// TimeSlice says that the time slice may not be the driver's default.
+	// TimeSlice is true if the time slice may differ from the driver's default.
 	TimeSlice bool `json:"timeSlice,omitempty"`
-	// ComputeMode is what was set, Before what was before; both empty for nothing.
+	// ComputeMode is the mode that was set, Before the one before it; both are empty if none was
+	// set.
 	ComputeMode sharing.ComputeMode `json:"computeMode,omitempty"`
 	Before      sharing.ComputeMode `json:"before,omitempty"`
 }
 
-// DriverSettings sets what the driver has for whole GPUs, by UUID. Store is nil where nothing
-// can be set.
+// DriverSettings reads and sets the driver's settings of whole GPUs, by UUID. Store is nil if
+// nothing can be set.
 type DriverSettings struct {
 	Store interface {
 		Load() ([]ChangedGPU, error)
 		Save(list []ChangedGPU) error
 	}
-	// ComputeMode returns the mode, and what is another number when settings were lost because
-	// the driver was loaded again. SetComputeMode's error for a lack of permission is
-	// mig.ErrNoPermission.
+	// ComputeMode returns the mode, and a number that changes when the driver was loaded again and
+	// its settings were lost. Without the permission, SetComputeMode returns mig.ErrNoPermission.
 	ComputeMode    func(ctx context.Context, gpu string) (mode sharing.ComputeMode, binding uint64, err error)
 	SetComputeMode func(ctx context.Context, gpu string, mode sharing.ComputeMode) error
-	// SetTimeSlice runs nvidia-smi: the driver tells nobody else which one is set. It returns within
-	// a minute, and soon after ctx ends. Nil for a recording.
+	// SetTimeSlice runs nvidia-smi, because the driver does not tell any other program which slice
+	// is set. It returns within a minute, and soon after ctx ends. It is nil for a recording.
 	SetTimeSlice func(ctx context.Context, gpu string, slice sharing.TimeSlice) error
 }
 
 const (
-	// lookInterval is the time between two looks at whether the driver still has what was set, and
-	// waitInterval where a GPU is waited for. longestPause is the longest one after failures.
+	// lookInterval is the time between two checks that the driver still has what was set,
+	// waitInterval the time while a GPU is waited for. longestPause limits the pauses after
+	// failures.
 	lookInterval = 30 * time.Second
 	waitInterval = 500 * time.Millisecond
 	longestPause = 10 * time.Minute
 )
 
-// Options are what settings need.
+// Options are the dependencies of Settings.
 type Options struct {
 	Driver DriverSettings
-	// Inputs are the GPUs and the plan that say what is wanted; not known while they cannot be read.
+	// Inputs returns the GPUs and the plan with the wanted settings; known is false while they
+	// cannot be read.
 	Inputs func() (gpus []sharing.GPU, plan sharing.Plan, known bool)
-	// ByDRA are the planned units that are not in that plan, by UUID; nil for none.
+	// ByDRA returns the planned units that are not in that plan, by UUID. It is nil if there are
+	// none.
 	ByDRA func() map[string]sharing.Unit
-	// Closed says that nothing can be set of the GPU now: it is released, or its partitions are
-	// changed, or it has an MPS daemon.
+	// Closed reports whether nothing can be set on the GPU now, because it is released, is being
+	// repartitioned or has an MPS daemon.
 	Closed func(gpu string) bool
-	// Users are the pods and processes that use the GPU, or why that is not known.
+	// Users returns the pods and processes that use the GPU, or why they are not known.
 	Users func(ctx context.Context, gpu string) []string
-	// Changed is called when All and Warnings may answer otherwise, Looked after each look. They must
-	// not wait.
+	// Changed is called when the results of All and Warnings may have changed, Looked after each
+	// check. They must not wait.
 	Changed, Looked func()
-	// UndoTimeout is how long undoing may take when Run ends; 0 leaves the settings to a successor.
+	// UndoTimeout limits the undoing of settings when Run ends; 0 leaves them to a successor.
 	UndoTimeout time.Duration
 	Logger      *slog.Logger
 }
 
-// Settings are what is set, and what became of it. Run has all but list, looked and wake.
+// Settings are the settings that were made, and the results. Only Run uses its fields, except list,
+// looked and wake.
 type Settings struct {
 	Options
 	wake chan struct{}
-	// list has the results by GPU. It is not changed once it is here.
+	// list has the results by GPU. The stored map is never changed.
 	list atomic.Pointer[map[string][]status.GPUSetting]
-	// foreign says of which GPUs somebody else has set a compute mode that keeps programs from them. It is
-	// not changed once it is here.
+	// foreign describes GPUs whose compute mode keeps programs off them and was not set by Virgate.
+	// The stored list is never changed.
 	foreign atomic.Pointer[[]string]
-	// looked says that list has what is still to be undone of an earlier run.
+	// looked is true once list has what an earlier run left to undo.
 	looked atomic.Bool
 
 	changed map[string]ChangedGPU
@@ -98,20 +102,20 @@ type setSlice struct {
 	binding uint64
 }
 
-// failedSetting says when what is wanted is tried again.
+// failedSetting is when to retry what is wanted.
 type failedSetting struct {
 	wanted sharing.DriverSettings
 	pause  time.Duration
 	next   time.Time
 }
 
-// readMode is a compute mode that was read at that time, and that this program has not set.
+// readMode is a compute mode that was read at the given time and that this program has not set.
 type readMode struct {
 	mode sharing.ComputeMode
 	at   time.Time
 }
 
-// New returns settings of which nothing is known yet.
+// New returns settings that know of no GPU yet.
 func New(options Options) *Settings {
 	s := &Settings{
 		Options: options,
@@ -125,7 +129,7 @@ func New(options Options) *Settings {
 	return s
 }
 
-// Wake has Run look again. It does not wait.
+// Wake makes Run check again. It does not wait.
 func (s *Settings) Wake() {
 	select {
 	case s.wake <- struct{}{}:
@@ -133,12 +137,12 @@ func (s *Settings) Wake() {
 	}
 }
 
-// All are the settings by GPU, as far as they are wanted or not undone yet. They must not be
-// changed.
+// All returns the settings by GPU that are wanted or not undone yet. The caller must not change
+// them.
 func (s *Settings) All() map[string][]status.GPUSetting { return *s.list.Load() }
 
-// ComputeModePending says that the GPU's compute mode is wanted, still to be undone, or not looked
-// at yet.
+// ComputeModePending reports whether the GPU's compute mode is wanted, still to be undone, or not
+// checked yet.
 func (s *Settings) ComputeModePending(gpu string) bool {
 	if s.Driver.Store != nil && !s.looked.Load() {
 		return true
@@ -146,8 +150,8 @@ func (s *Settings) ComputeModePending(gpu string) bool {
 	return slices.ContainsFunc(s.All()[gpu], func(s status.GPUSetting) bool { return s.Setting == "computeMode" })
 }
 
-// Run keeps the driver's settings as the profile wants them until ctx ends. Without a successor it
-// then undoes them.
+// Run keeps the driver's settings as the profile wants them until ctx ends. If there is no
+// successor, it then undoes them.
 func (s *Settings) Run(ctx context.Context) error {
 	kept, err := s.Driver.Store.Load()
 	if err != nil {
@@ -197,7 +201,7 @@ func wantedSettings(plan sharing.Plan) map[string]sharing.DriverSettings {
 	return wanted
 }
 
-// plannedUnits are all that are planned, by UUID.
+// plannedUnits returns all planned units, by UUID.
 func (s *Settings) plannedUnits(plan sharing.Plan) map[string]sharing.Unit {
 	planned := map[string]sharing.Unit{}
 	if s.ByDRA != nil {
@@ -211,8 +215,8 @@ func (s *Settings) plannedUnits(plan sharing.Plan) map[string]sharing.Unit {
 	return planned
 }
 
-// lookForForeignModes finds out which whole GPUs are to be used and have a compute mode that this
-// program has not set. Each is asked for once in a lookInterval.
+// lookForForeignModes finds whole GPUs that are to be used and have a compute mode that this
+// program has not set. It reads the mode of each GPU once in a lookInterval.
 func (s *Settings) lookForForeignModes(ctx context.Context, gpus []sharing.GPU, planned map[string]sharing.Unit) {
 	modes, warnings := map[string]readMode{}, []string{}
 	for _, gpu := range gpus {
@@ -228,14 +232,15 @@ func (s *Settings) lookForForeignModes(ctx context.Context, gpus []sharing.GPU, 
 				return
 			}
 			if err != nil {
-				continue // Not all drivers tell it.
+				continue // Not all drivers support it.
 			}
 			read = readMode{mode, time.Now()}
 		}
 		modes[gpu.UUID] = read
 		if effect := effectOf(read.mode, unit.Replicas); effect != "" {
 			warnings = append(warnings, fmt.Sprintf(
-				"GPU %d (%s): its compute mode is %s, which Virgate has not set: %s; nvidia-smi -i %s -c DEFAULT ends that",
+				"GPU %d (%s): its compute mode is %s, which Virgate has not set: %s; nvidia-smi -i %s -c DEFAULT "+
+					"ends that",
 				gpu.Index, gpu.UUID, read.mode, effect, gpu.UUID))
 		}
 	}
@@ -246,7 +251,8 @@ func (s *Settings) lookForForeignModes(ctx context.Context, gpus []sharing.GPU, 
 	}
 }
 
-// effectOf is what a compute mode does to the programs of a unit with so many devices; "" for nothing.
+// effectOf describes what a compute mode does to the programs of a unit with that many devices; ""
+// for nothing.
 func effectOf(mode sharing.ComputeMode, devices int) string {
 	switch {
 	case mode == sharing.ProhibitedCompute:
@@ -257,7 +263,7 @@ func effectOf(mode sharing.ComputeMode, devices int) string {
 	return ""
 }
 
-// settle sets what is wanted, by GPU, and undoes what was set and is not wanted any more.
+// settle applies the wanted settings, by GPU, and undoes those that are no longer wanted.
 func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[string]sharing.DriverSettings) {
 	last, next := s.All(), map[string][]status.GPUSetting{}
 	for _, gpu := range gpus {
@@ -268,7 +274,7 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 		case want == (sharing.DriverSettings{}) && s.changed[id] == (ChangedGPU{}):
 			delete(s.slices, id)
 		case gpu.MIG || gpu.DriverIndex != "" || !gpu.Health.Healthy() || s.Closed(id):
-			// It may be reset meanwhile, and what was set be lost; and an MPS daemon has its own mode.
+			// A reset may clear what was set, and an MPS daemon sets a mode of its own.
 			delete(s.slices, id)
 			delete(s.failed, id)
 			list = eachSetting(want, status.GPUSetting{
@@ -288,7 +294,11 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 				if failure.wanted == want {
 					pause = min(max(pause, 2*failure.pause), longestPause)
 				}
-				s.failed[id] = failedSetting{wanted: want, pause: pause, next: time.Now().Add(pause)}
+				s.failed[id] = failedSetting{
+					wanted: want,
+					pause:  pause,
+					next:   time.Now().Add(pause),
+				}
 			}
 		}
 		if list != nil {
@@ -307,7 +317,7 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 	}
 }
 
-// eachSetting is what became of both settings, as far as they are wanted.
+// eachSetting returns the result for each of the two settings that is wanted.
 func eachSetting(want sharing.DriverSettings, result status.GPUSetting) (list []status.GPUSetting) {
 	for _, s := range []status.GPUSetting{
 		{Setting: "timeSlice", Value: string(want.TimeSlice)},
@@ -324,11 +334,11 @@ func eachSetting(want sharing.DriverSettings, result status.GPUSetting) (list []
 func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.DriverSettings) []status.GPUSetting {
 	mode, binding, err := s.Driver.ComputeMode(ctx, gpu)
 	changed := s.changed[gpu]
-	undone := want // With what is to be as it was before.
+	undone := want // Plus the settings to restore.
 	if changed.TimeSlice {
 		undone.TimeSlice = cmp.Or(want.TimeSlice, sharing.DefaultTimeSlice)
 	}
-	if mode == changed.ComputeMode { // Another one is somebody else's, or was lost.
+	if mode == changed.ComputeMode { // Any other mode was not set by Virgate, or the setting was lost.
 		undone.ComputeMode = cmp.Or(want.ComputeMode, changed.Before)
 	}
 	if err != nil {
@@ -341,7 +351,7 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 	computeMode := eachSetting(
 		sharing.DriverSettings{ComputeMode: undone.ComputeMode}, s.setComputeMode(ctx, gpu, undone.ComputeMode, mode),
 	)
-	// What was undone is no setting of the profile, and not told any more.
+	// A setting that was undone is no longer the profile's, and is not reported any more.
 	done := func(list []status.GPUSetting) bool { return len(list) == 0 || list[0].State == status.SettingApplied }
 	changed = s.changed[gpu]
 	if want.TimeSlice == "" && done(slice) {
@@ -349,7 +359,9 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 		delete(s.slices, gpu)
 	}
 	if want.ComputeMode == "" && done(computeMode) {
-		computeMode, changed.ComputeMode, changed.Before = nil, "", ""
+		computeMode = nil
+		changed.ComputeMode = ""
+		changed.Before = ""
 	}
 	if err := s.keepChanged(gpu, changed); err != nil {
 		s.Logger.Warn("setting of a GPU undone", "gpu", gpu, "error", err)
@@ -357,7 +369,12 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 	return slices.Concat(slice, computeMode)
 }
 
-func (s *Settings) setTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice, binding uint64) status.GPUSetting {
+func (s *Settings) setTimeSlice(
+	ctx context.Context,
+	gpu string,
+	slice sharing.TimeSlice,
+	binding uint64,
+) status.GPUSetting {
 	set := setSlice{slice, binding}
 	if slice == "" || s.slices[gpu] == set {
 		return status.GPUSetting{State: status.SettingApplied}
@@ -374,16 +391,20 @@ func (s *Settings) setTimeSlice(ctx context.Context, gpu string, slice sharing.T
 		err = s.Driver.SetTimeSlice(ctx, gpu, slice)
 	}
 	if err != nil {
-		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error() + "; it takes the driver's nvidia-smi, " + Right}
+		return status.GPUSetting{
+			State:  status.SettingFailed,
+			Reason: err.Error() + "; it takes the driver's nvidia-smi, " + Right,
+		}
 	}
 	s.slices[gpu] = set
 	return status.GPUSetting{State: status.SettingApplied}
 }
 
-// Right is what setting takes, as a sentence of a warning ends.
+// Right is what it takes to change settings; warnings end with it.
 const Right = "root and the capability SYS_ADMIN, which the chart's gpuSettings.manage gives"
 
-// setComputeMode waits until nobody uses the GPU before it sets a mode that refuses processes.
+// setComputeMode sets the mode. Before it sets one that refuses processes, it waits until nothing
+// uses the GPU.
 func (s *Settings) setComputeMode(ctx context.Context, gpu string, mode, now sharing.ComputeMode) status.GPUSetting {
 	if mode == "" || mode == now {
 		return status.GPUSetting{State: status.SettingApplied}
@@ -408,16 +429,18 @@ func (s *Settings) setComputeMode(ctx context.Context, gpu string, mode, now sha
 	return status.GPUSetting{State: status.SettingApplied}
 }
 
-// keepChanged keeps what was set of the GPU for a restart, before it is set.
+// keepChanged stores what is about to be set on the GPU, so that it survives a restart.
 func (s *Settings) keepChanged(gpu string, changed ChangedGPU) error {
-	if changed.GPU = gpu; changed == (ChangedGPU{GPU: gpu}) {
+	changed.GPU = gpu
+	if changed == (ChangedGPU{GPU: gpu}) {
 		changed = ChangedGPU{}
 	}
 	if changed == s.changed[gpu] {
 		return nil
 	}
 	before := maps.Clone(s.changed)
-	if s.changed[gpu] = changed; changed == (ChangedGPU{}) {
+	s.changed[gpu] = changed
+	if changed == (ChangedGPU{}) {
 		delete(s.changed, gpu)
 	}
 	list := []ChangedGPU{}
@@ -431,7 +454,8 @@ func (s *Settings) keepChanged(gpu string, changed ChangedGPU) error {
 	return nil
 }
 
-// Warnings say which settings could not be made, and which of somebody else keep programs from GPUs.
+// Warnings returns which settings could not be made, and which compute modes that Virgate did not
+// set keep programs off GPUs.
 func (s *Settings) Warnings(gpus []sharing.GPU) (warnings []string) {
 	for _, gpu := range gpus {
 		for _, of := range s.All()[gpu.UUID] {

@@ -19,34 +19,37 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// files is what a scan of the file system found. It is never changed.
+// files is the result of one scan of the file system. It is never changed.
 type files struct {
-	// control are the driver's control nodes that exist.
+	// control lists the driver's control nodes that exist.
 	control []string
-	// nodes are the driver's device nodes on the host; nil if its dev is not visible.
+	// nodes holds the driver's device nodes on the host; nil if the driver's dev is not visible.
 	nodes map[string]bool
-	// channels are the IMEX channels that exist, of those that are asked for.
+	// channels lists the requested IMEX channels that exist.
 	channels []string
-	// capabilities are the nodes of each partition's capabilities, by its UUID, and unknown says why
-	// a partition's are not known. Both are empty where nothing needs them.
+	// capabilities holds each partition's capability nodes, by the partition's UUID. unknown holds
+	// the error of each partition whose nodes could not be read. Both are empty if no grant needs
+	// them.
 	capabilities map[string][]migcaps.Node
 	unknown      map[string]error
-	// noDriver says what an installer still has to install; empty if nothing, or if
-	// no folder with a driver was asked for.
+	// noDriver describes what an installer still has to install; empty if nothing is missing or no
+	// driver folder was requested.
 	noDriver string
 }
 
 const (
 	nodeControl = "/dev/nvidiactl"
-	// nodeMemory is for unified memory, which has a kernel module of its own.
+	// nodeMemory is the node of unified memory, which has a kernel module of its own.
 	nodeMemory = "/dev/nvidia-uvm"
 )
 
-// scan reads the files, those of the driver only if it is mounted into containers.
+// scan reads the files. It reads the driver's own files only if the driver is mounted into
+// containers.
 func (h *Host) scan(grants sharing.Grants, gpus []sharing.GPU) files {
 	var f files
 	for _, node := range []string{nodeControl, nodeMemory, "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"} {
-		// The dev of the driver root may not be visible here; the nodes are the same.
+		// The driver root's dev may not be visible to this process. stat then finds the same node
+		// elsewhere.
 		if _, found := h.stat(node); found {
 			f.control = append(f.control, node)
 		}
@@ -71,16 +74,18 @@ func (h *Host) scan(grants sharing.Grants, gpus []sharing.GPU) files {
 
 var effectiveCapabilities = regexp.MustCompile(`(?m)^CapEff:\s*([0-9a-f]{1,16})$`)
 
-// MayPartition reports whether this process may have the right to configure MIG. It takes both of
-// these, as far as they can be told, and the driver refuses without them:
+// MayPartition reports whether this process may have the right to configure MIG. The driver
+// requires both of the following; a requirement that cannot be checked counts as met:
 //
-//   - the capability SYS_ADMIN, as its status in proc says, or the driver's device node below dev;
-//   - a device cgroup that lets it open the nodes of capabilities, which GPU instances get when they
-//     are made: a compute instance takes an open descriptor of its GPU instance's. In a container
-//     that is not privileged, the cgroup knows no such node (open-gpu-kernel-modules,
-//     gpu_instance_subscription.c).
+//   - the capability SYS_ADMIN, read from this process's status in proc, or access to the driver's
+//     device node nvidia-caps/nvidia-cap1 below dev;
+//   - a device cgroup that lets the process open capability nodes. GPU instances get these nodes
+//     when they are created, and creating a compute instance requires an open descriptor of its GPU
+//     instance's node. In a container that is not privileged, the cgroup does not include such
+//     nodes (open-gpu-kernel-modules, gpu_instance_subscription.c).
 //
-// No GPU is touched. scratch are folders for a device node, of which the first that can be used is.
+// MayPartition does not access any GPU. scratch lists folders in which it may create a device node;
+// it uses the first one that works.
 func MayPartition(proc fs.FS, dev string, capabilities migcaps.Reader, scratch ...string) bool {
 	return mayConfigure(proc, dev) && mayOpenCapabilities(capabilities, scratch)
 }
@@ -100,28 +105,30 @@ func mayConfigure(proc fs.FS, dev string) bool {
 	return bits>>sysAdmin&1 == 1
 }
 
-// mayOpenCapabilities makes a capability's node in a folder of its own and opens it, which the kernel's
-// driver lets everybody who may, whether or not the instance exists. What cannot be told is true.
+// mayOpenCapabilities creates a capability's node in a temporary folder and opens it. The kernel
+// driver allows that to every process with the right to use capabilities, whether or not the
+// instance exists. If the answer cannot be determined, it returns true.
 func mayOpenCapabilities(capabilities migcaps.Reader, scratch []string) bool {
 	major, err := capabilities.Major()
 	if err != nil {
-		return true // Without a driver that has MIG there is nothing to be refused.
+		return true // Without a driver that supports MIG, nothing can be refused.
 	}
-	const firstInstance = 3 // 1 and 2 are the rights to configure and to monitor MIG, and this may be any instance's.
+	const firstInstance = 3 // 1 and 2 are the rights to configure and to monitor MIG; 3 may be any instance's.
 	for _, folder := range scratch {
 		err := openNode(folder, major, firstInstance)
 		switch {
 		case err == nil, errors.Is(err, unix.ENXIO), errors.Is(err, unix.ENODEV):
-			return true // The cgroup is asked before the driver.
+			return true // The kernel checks the cgroup before it calls the driver.
 		case errors.Is(err, unix.EPERM):
 			return false
 		}
-		// No node can be made here, or none opened: the file system is read-only, or has the option nodev.
+		// The node cannot be created or opened here: the file system is read-only or is mounted
+		// with nodev.
 	}
 	return true
 }
 
-// openNode makes a character device's node in a new folder below folder, opens it and removes both.
+// openNode creates a character device node in a new folder below folder, opens it and removes both.
 func openNode(folder string, major, minor int) error {
 	own, err := os.MkdirTemp(folder, ".virgate-")
 	if err != nil {
@@ -139,13 +146,13 @@ func openNode(folder string, major, minor int) error {
 	return node.Close()
 }
 
-// capabilities reads the nodes of the GPUs' partitions.
+// capabilities reads the capability nodes of the GPUs' partitions.
 func (h *Host) capabilities(gpus []sharing.GPU) (nodes map[string][]migcaps.Node, unknown map[string]error) {
 	nodes, unknown = map[string][]migcaps.Node{}, map[string]error{}
 	for _, g := range gpus {
 		for _, p := range g.Partitions {
 			if g.Minor < 0 {
-				continue // The GPU's own node is missing first.
+				continue // The GPU's own node is unknown, and assemble reports that first.
 			}
 			read, err := h.options.Capabilities.Partition(g.Minor, p.GI, p.CI)
 			if err != nil {
@@ -158,15 +165,15 @@ func (h *Host) capabilities(gpus []sharing.GPU) (nodes map[string][]migcaps.Node
 	return nodes, unknown
 }
 
-// nodes are the device nodes at the paths that grants use; nil if nvidiactl is not
-// among them, because then this is not the driver's dev, or the node is simulated.
+// nodes returns the device nodes at the paths that grants use. It returns nil if nvidiactl is not
+// among them: then this is not the driver's dev, or the node is simulated.
 func (h *Host) nodes() map[string]bool {
 	if _, err := os.Stat(filepath.Join(h.options.Dev, nodeControl)); err != nil {
 		return nil
 	}
 	nodes := map[string]bool{}
 	for _, folder := range []string{"/dev", "/dev/nvidia-caps"} {
-		// A folder that cannot be read has none. Without MIG there is no nvidia-caps.
+		// An unreadable folder counts as empty. Without MIG, nvidia-caps does not exist.
 		entries, _ := os.ReadDir(filepath.Join(h.options.Dev, folder))
 		for _, entry := range entries {
 			nodes[filepath.Join(folder, entry.Name())] = true
@@ -175,10 +182,10 @@ func (h *Host) nodes() map[string]bool {
 	return nodes
 }
 
-// missingNodes says which of the device nodes that every CUDA program opens is missing.
-// A runtime does not make them if the driver is mounted, and an installer may load the
-// kernel modules last. If the host's "/" is visible they must be at the paths that
-// grants use: below the installer's folder there is no dev.
+// missingNodes describes which of the device nodes that every CUDA program opens are missing. A
+// runtime does not create them if the driver is mounted, and an installer may load the kernel
+// modules last. If the host's "/" is visible, the nodes must be at the paths that grants use,
+// because there is no dev below the installer's folder.
 func (h *Host) missingNodes() string {
 	var missing []string
 	for _, node := range []string{nodeControl, nodeMemory} {
@@ -190,8 +197,8 @@ func (h *Host) missingNodes() string {
 	return notYet("there is no ", missing)
 }
 
-// missingLibraries says which of the libraries that every CUDA program needs is missing
-// in the folder. An installer makes these links after it has copied the rest.
+// missingLibraries describes which of the libraries that every CUDA program needs are missing in
+// the folder. An installer creates these links after it has copied everything else.
 func (h *Host) missingLibraries(driver string) string {
 	var missing []string
 	for _, library := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
@@ -206,7 +213,7 @@ func (h *Host) missingLibraries(driver string) string {
 	return notYet(driver+" has no ", missing)
 }
 
-// notYet says what is missing; "" for nothing.
+// notYet describes what is missing; empty if nothing is.
 func notYet(place string, missing []string) string {
 	if len(missing) == 0 {
 		return ""
@@ -214,10 +221,10 @@ func notYet(place string, missing []string) string {
 	return "the driver is not installed yet: " + place + strings.Join(missing, " and no ")
 }
 
-// path is where this process finds the host's path.
+// path returns where this process finds the host's path.
 func (h *Host) path(path string) string { return filepath.Join(h.options.Root, path) }
 
-// seesHost says that the host's "/" is mounted for this process.
+// seesHost reports whether the host's "/" is mounted for this process.
 func (h *Host) seesHost() bool { return filepath.Join("/", h.options.Root) != "/" }
 
 func (h *Host) exists(path string) bool {
@@ -225,8 +232,9 @@ func (h *Host) exists(path string) bool {
 	return err == nil
 }
 
-// stat looks at a device node where this process sees the dev of which nodes are granted, else below
-// Root, where a program outside a container has that folder, and last at the node's own path.
+// stat finds a device node in one of three places: first in the dev whose nodes are granted, if
+// this process sees it; then in the same folder below Root, where a program outside a container
+// finds it; last at the node's own path below Root.
 func (h *Host) stat(node string) (fs.FileInfo, bool) {
 	paths := []string{h.path(filepath.Join(h.options.DevRoot, node)), h.path(node)}
 	if h.options.Dev != "" {
@@ -240,8 +248,9 @@ func (h *Host) stat(node string) (fs.FileInfo, bool) {
 	return nil, false
 }
 
-// PCIeRoot is the PCIe root complex of the device with that bus ID, such as pci0000:3a, by
-// which DRA drivers tell what is near what; empty when unknown. sys is the host's /sys.
+// PCIeRoot returns the PCIe root complex of the device with that bus ID, such as pci0000:3a; empty
+// if unknown. DRA drivers publish it to show which devices are close to each other. sys is the
+// host's /sys.
 func PCIeRoot(sys fs.FS, busID string) string {
 	address := strings.ToLower(strings.TrimPrefix(busID, "0000"))
 	target, err := fs.ReadLink(sys, "bus/pci/devices/"+address)

@@ -1,10 +1,10 @@
-// Package host looks at what a node's file system has for containers: the driver's
-// device nodes, those of partitions among them, the driver that an installer brings,
-// and the CDI specs. The result is a plugin.Host.
+// Package host finds what a node's file system provides for containers: the driver's device nodes,
+// including those of partitions; a driver that an installer brings; and the CDI specs. The result
+// is a plugin.Host.
 //
-// The package itself only reads. It has specs written by a Specs, and missing device nodes
-// made by a NodeMaker. It does not call the driver: the GPUs come from the
-// inventory. Read host.go first, then files.go.
+// The package itself only reads. A Specs writes the specs, and a NodeMaker creates missing device
+// nodes. The package does not call the driver: the GPUs come from the inventory. Read host.go
+// first, then files.go.
 package host
 
 import (
@@ -28,20 +28,21 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Specs keeps the node's CDI specs. A Host calls it from one goroutine.
+// Specs maintains the node's CDI specs. A Host calls it from one goroutine.
 type Specs interface {
-	// Write makes sure that the specs have entries for the GPUs and for the extra
-	// classes, and returns the qualified names of all entries that a container runtime
-	// finds. It writes only what has changed. The error says what could not be done;
-	// names are valid with an error too. It may call the driver and block.
+	// Write makes sure that the specs have entries for the GPUs and for the extra classes. It
+	// returns the qualified names of all entries that a container runtime finds, even with an
+	// error. It writes only what has changed. The error says what could not be done. Write may call
+	// the driver and block.
 	Write(ctx context.Context, gpus []sharing.GPU, extras []string) (names []string, err error)
 }
 
-// NodeMaker makes the device nodes of capabilities. A Host calls it from one goroutine.
+// NodeMaker creates the device nodes of capabilities. A Host calls it from one goroutine.
 type NodeMaker interface {
-	// MakeNodes has NVIDIA's program make the nodes of the driver's files of these paths, such as
-	// "/proc/driver/nvidia/capabilities/gpu0/mig/gi7/access", in the dev that containers are given
-	// nodes of. What was not made is looked for afterwards. It may block until ctx ends.
+	// MakeNodes runs NVIDIA's program to create the device nodes of the driver's files at these
+	// paths, such as "/proc/driver/nvidia/capabilities/gpu0/mig/gi7/access". The nodes are created
+	// in the dev whose nodes containers get. The caller checks afterwards which nodes exist.
+	// MakeNodes may block until ctx ends.
 	MakeNodes(ctx context.Context, files []string) error
 }
 
@@ -49,16 +50,17 @@ type NodeMaker interface {
 type Options struct {
 	// Root is where the host's "/" is mounted for this process; empty for "/".
 	Root string
-	// DevRoot is the host's folder with the driver's dev; empty for "/".
+	// DevRoot is the host's folder that contains the driver's dev; empty for "/".
 	DevRoot string
-	// Dev is where that folder is mounted for this process; empty for where it is below Root, and
-	// for nowhere if Root is "/", because a container's own dev has fewer nodes than the host's.
+	// Dev is where that folder is mounted for this process. If Root is set, Dev is ignored and the
+	// folder is looked up below Root. If both are empty, the dev is not visible: a container's own
+	// dev does not count, because it has fewer nodes than the host's.
 	Dev string
-	// Capabilities tell the nodes of partitions.
+	// Capabilities reads the capability nodes of partitions.
 	Capabilities migcaps.Reader
-	// Maker makes missing nodes; nil where this program may not.
+	// Maker creates missing nodes; nil if this program may not create any.
 	Maker NodeMaker
-	// Specs keeps the CDI specs; nil if they cannot be made.
+	// Specs maintains the CDI specs; nil if they cannot be made.
 	Specs Specs
 	// Interval is the time between two checks of the files; 1 s when zero.
 	Interval time.Duration
@@ -67,35 +69,35 @@ type Options struct {
 	Logger         *slog.Logger
 }
 
-// Host knows what a node's file system has for grants, and has CDI specs written.
+// Host finds what a node's file system provides for grants, and has CDI specs written.
 type Host struct {
 	options Options
 	log     *slog.Logger
-	// wake has Watch write the specs of a new request.
+	// wake makes Watch handle a new request.
 	wake chan struct{}
 	// ended is closed when Watch ends; no specs are written after that.
 	ended chan struct{}
-	// specsLate says that the last Prepare has not waited for its specs to the end, so
-	// the next ones need not wait at all.
+	// specsLate is set when Prepare has timed out. Later calls then do not wait until Watch has
+	// caught up.
 	specsLate atomic.Bool
 
-	// request is the last one, nil before it.
+	// request is the latest request; nil before the first.
 	request atomic.Pointer[request]
 
 	mu       sync.Mutex
 	prepared plugin.Host
 	entries  entries
-	// notMade says why NVIDIA's program could not make the nodes that are missing; empty if it was
-	// not asked, or says that it could.
+	// notMade is the reason why NVIDIA's program could not create the missing nodes; empty if it
+	// was not run or reported success.
 	notMade string
-	// warned has the texts that were logged.
+	// warned holds the texts that were already logged.
 	warned map[string]bool
 
-	// maker is for Watch alone.
+	// maker is used only by Watch.
 	maker struct {
-		// asked are the files that the program was last asked for.
+		// asked lists the files for which the program was last run.
 		asked []string
-		// again is when it may be asked for the same ones again.
+		// again is when the program may be run again for the same files.
 		again time.Time
 	}
 }
@@ -104,7 +106,7 @@ type Host struct {
 type request struct {
 	grants sharing.Grants
 	gpus   []sharing.GPU
-	// done is closed when its specs are written or could not be.
+	// done is closed when the request's specs are written or could not be written.
 	done chan struct{}
 }
 
@@ -115,15 +117,25 @@ func New(options Options) *Host {
 	if filepath.Join("/", options.Root) != "/" {
 		options.Dev = filepath.Join(options.Root, options.DevRoot)
 	}
-	return &Host{options: options, log: options.Logger.With("component", "host"), wake: make(chan struct{}, 1), ended: make(chan struct{}), warned: map[string]bool{}}
+	return &Host{
+		options: options,
+		log:     options.Logger.With("component", "host"),
+		wake:    make(chan struct{}, 1),
+		ended:   make(chan struct{}),
+		warned:  map[string]bool{},
+	}
 }
 
-// Prepare returns what the node has for the plan's grants. Watch writes the CDI specs
-// of new GPUs and has missing device nodes made, for which Prepare waits at most
-// Options.PrepareTimeout, and no longer than Watch runs; a unit that lacks its entry or its
-// nodes by then has an obstacle. The result must not be changed.
+// Prepare returns what the node provides for the plan's grants. Watch writes the CDI specs of new
+// GPUs and has missing device nodes created. Prepare waits for that, but at most
+// Options.PrepareTimeout and only while Watch runs. A unit that still lacks its entry or its nodes
+// has an obstacle. The caller must not change the result.
 func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
-	r := &request{grants: grants, gpus: gpus, done: make(chan struct{})}
+	r := &request{
+		grants: grants,
+		gpus:   gpus,
+		done:   make(chan struct{}),
+	}
 	h.request.Store(r)
 	if grants.CDI() || grants.Claims || h.makes(grants) {
 		select {
@@ -151,7 +163,7 @@ func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
 	return h.prepared
 }
 
-// warn logs each file of capabilities that is not as the driver writes them, once. h.mu is held.
+// warn logs each capability file that is not as the driver writes it, once. h.mu is held.
 func (h *Host) warn(found files) {
 	for _, unit := range slices.Sorted(maps.Keys(found.unknown)) {
 		err := found.unknown[unit]
@@ -163,13 +175,13 @@ func (h *Host) warn(found files) {
 	}
 }
 
-// abandonAfter is how long Watch waits at its end for specs that are being written: nvcdi
-// makes driver calls of its own, and a hung driver call cannot be cancelled.
+// abandonAfter is how long Watch, when it ends, waits for specs that are being written. nvcdi makes
+// driver calls of its own, and a hung driver call cannot be cancelled.
 const abandonAfter = 500 * time.Millisecond
 
-// Watch writes the specs that Prepare needs, and calls changed, from a goroutine of its
-// own, when Prepare would return something else than it last did. It is called once,
-// and returns when ctx ends; an error says that a hung driver call was abandoned.
+// Watch writes the specs that Prepare needs. It calls changed, from a goroutine of its own, when
+// Prepare would return something other than it last did. Watch must be called only once. It returns
+// when ctx ends; an error means that it abandoned a hung driver call.
 func (h *Host) Watch(ctx context.Context, changed func()) error {
 	ended := make(chan struct{})
 	go func() {
@@ -218,7 +230,7 @@ func (h *Host) serve(ctx context.Context, changed func()) {
 	}
 }
 
-// writeSpecs has the request's specs written and remembers which entries there are.
+// writeSpecs has the request's specs written and records which entries exist.
 func (h *Host) writeSpecs(ctx context.Context, r *request) {
 	var names []string
 	err := errors.New("this program cannot make CDI specs")
@@ -247,16 +259,17 @@ func (h *Host) writeSpecs(ctx context.Context, r *request) {
 	h.mu.Unlock()
 }
 
-// makes reports whether nodes that are missing are to be made: for every strategy by which
-// something looks for them on the host, also where that is NVIDIA's runtime.
+// makes reports whether missing nodes are to be created: for every strategy in which any program,
+// including NVIDIA's runtime, looks for them on the host.
 func (h *Host) makes(grants sharing.Grants) bool { return h.options.Maker != nil && !grants.OnlyCDI() }
 
-// makeAgainAfter is the time after which a node that NVIDIA's program has not made is asked for again.
+// makeAgainAfter is the delay before NVIDIA's program is run again for a node that it did not
+// create.
 const makeAgainAfter = 10 * time.Second
 
-// makeNodes has the request's missing nodes of capabilities made. That they are missing is all that
-// counts, so they are made after a start, after each change of partitions, whoever made it, and
-// after the driver's dev was made anew.
+// makeNodes has the request's missing capability nodes created. It acts only on their absence, so
+// they are created after a start, after each change of partitions by any program, and after the
+// driver's dev was recreated.
 func (h *Host) makeNodes(ctx context.Context, r *request) {
 	files := h.notThere(r)
 	again := slices.Equal(files, h.maker.asked) && time.Now().Before(h.maker.again)
@@ -282,8 +295,8 @@ func (h *Host) makeNodes(ctx context.Context, r *request) {
 	}
 }
 
-// notThere are the driver's files of the request's capabilities that have no node, sorted; none
-// where the dev is not seen.
+// notThere returns the driver's files of the request's capabilities that have no node, sorted. It
+// returns none if the dev is not visible.
 func (h *Host) notThere(r *request) (files []string) {
 	found := h.scan(r.grants, r.gpus)
 	for _, nodes := range found.capabilities {
@@ -297,7 +310,7 @@ func (h *Host) notThere(r *request) (files []string) {
 	return slices.Compact(files)
 }
 
-// remedy is what a text about a missing node of a partition says after that. h.mu is held.
+// remedy returns the text that follows a report of a partition's missing node. h.mu is held.
 func (h *Host) remedy() string {
 	switch {
 	case h.options.Maker == nil:
@@ -308,7 +321,7 @@ func (h *Host) remedy() string {
 	return "NVIDIA's program has not made it"
 }
 
-// changed says that Prepare would return something else now.
+// changed reports whether Prepare would now return something else.
 func (h *Host) changed() bool {
 	r := h.request.Load()
 	found := h.scan(r.grants, r.gpus)
@@ -320,17 +333,29 @@ func (h *Host) changed() bool {
 // entries are the CDI entries that a container runtime finds.
 type entries struct {
 	names map[string]bool
-	// minors are the GPUs' minor numbers when they were written, by UUID.
+	// minors holds the GPUs' minor numbers when the entries were written, by UUID.
 	minors map[string]int
-	// problem says why entries are missing; empty if none are known to be missing.
+	// problem is the reason why entries are missing; empty if none is known to be missing.
 	problem string
 }
 
-// assemble says what the node has for the units of its GPUs, and which of them cannot
-// be granted in the way that the profile wants. remedy is added where a partition's node is missing.
-// It is pure.
-func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files, e entries, remedy string) plugin.Host {
-	host := plugin.Host{DevRoot: devRoot, ControlNodes: f.control, Nodes: map[string][]string{}, Obstacles: map[string]string{}}
+// assemble returns what the node provides for the units of its GPUs, and which units cannot be
+// granted as the profile requires. remedy is added to reports of a partition's missing node.
+// assemble is pure.
+func assemble(
+	grants sharing.Grants,
+	devRoot string,
+	gpus []sharing.GPU,
+	f files,
+	e entries,
+	remedy string,
+) plugin.Host {
+	host := plugin.Host{
+		DevRoot:      devRoot,
+		ControlNodes: f.control,
+		Nodes:        map[string][]string{},
+		Obstacles:    map[string]string{},
+	}
 	host.IMEXChannels, host.IMEXLacks = channels(grants, devRoot, f, e)
 	for _, class := range grants.Extras() {
 		if name := plugin.CDIName(class, "all"); e.names[name] {
@@ -361,7 +386,9 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 		}
 	}
 	for _, g := range gpus {
-		index, node, lacks := strconv.Itoa(g.Index), []string(nil), "the driver does not tell its device node"
+		index := strconv.Itoa(g.Index)
+		node := []string(nil)
+		lacks := "the driver does not tell its device node"
 		if g.Minor >= 0 {
 			node, lacks = []string{"/dev/nvidia" + strconv.Itoa(g.Minor)}, ""
 		}
@@ -369,7 +396,7 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 			add(g, g.UUID, index, node, lacks)
 			continue
 		}
-		// A GPU with MIG enabled runs nothing itself, and has no CDI entry.
+		// A GPU with MIG enabled runs nothing itself and has no CDI entry.
 		host.Nodes[g.UUID] = node
 		for _, p := range g.Partitions {
 			nodes, lacks := partitionNodes(f, p, node, lacks)
@@ -379,8 +406,8 @@ func assemble(grants sharing.Grants, devRoot string, gpus []sharing.GPU, f files
 	return host
 }
 
-// channels are the IMEX channels that the node has of those that are asked for, and the reason
-// why one is missing; "" if none is.
+// channels returns the requested IMEX channels that the node has, and the reason why one is
+// missing; empty if none is.
 func channels(grants sharing.Grants, devRoot string, f files, e entries) (has []string, lacks string) {
 	for _, channel := range grants.IMEXChannels {
 		switch {
@@ -395,8 +422,8 @@ func channels(grants sharing.Grants, devRoot string, f files, e entries) (has []
 	return has, lacks
 }
 
-// partitionNodes are the device nodes of the GPU and of the partition's capabilities.
-// If one of them is not known there are none, and the text says which.
+// partitionNodes returns the device nodes of the GPU and of the partition's capabilities. If one of
+// them is unknown, it returns no nodes and a text that names it.
 func partitionNodes(f files, p sharing.Partition, gpu []string, lacks string) ([]string, string) {
 	if lacks != "" {
 		return nil, lacks
@@ -414,8 +441,9 @@ func partitionNodes(f files, p sharing.Partition, gpu []string, lacks string) ([
 	return nodes, ""
 }
 
-// missing says which of the device nodes the host does not have: no runtime can start
-// a container with it. With existing nil that is not known.
+// missing describes the first of the device nodes that the host lacks; no runtime can start a
+// container with such a node. If existing is nil, the host's nodes are unknown and nothing is
+// reported.
 func missing(existing map[string]bool, devRoot string, nodes []string, remedy string) string {
 	for _, node := range nodes {
 		if existing == nil || existing[node] {

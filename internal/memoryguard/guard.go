@@ -1,6 +1,6 @@
-// Package memoryguard watches which containers use more of a GPU's memory than the profile lets
-// them, and evicts their pods where the profile and the operator want that. It judges by samples
-// that others take.
+// Package memoryguard detects containers that use more of a GPU's memory than the profile allows,
+// and evicts their pods if both the profile and the operator want that. Its caller takes the
+// samples.
 package memoryguard
 
 import (
@@ -18,105 +18,111 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Pods are what the guard needs to know of pods, and to do to them.
+// Pods gives the guard access to pods.
 type Pods struct {
-	// UID is the pod's; empty where it is not certain. Nil where nobody follows pods.
+	// UID returns the pod's UID; empty if it is not certain. It is nil if pods are not watched.
 	UID func(namespace, pod string) string
-	// Evict evicts the pod if it has the UID, within seconds. Its errors are
-	// nodereport.ErrDisruptionBudget, ErrMayNotEvict, ErrPodGone or others. Nil where that is
-	// not allowed.
+	// Evict evicts the pod if it has the UID, within seconds. It returns
+	// nodereport.ErrDisruptionBudget, ErrMayNotEvict, ErrPodGone or another error. It is nil if
+	// evictions are not allowed.
 	Evict func(ctx context.Context, namespace, pod, uid string) error
 }
 
 const (
-	// evictionWait is how long a pod that is evicted may take to end before another one is;
-	// evictionPause is the time after which a refused eviction is asked for again.
+	// evictionWait is how long an evicted pod may take to end before another one is evicted.
+	// evictionPause is the time before a refused eviction is requested again.
 	evictionWait  = 10 * time.Minute
 	evictionPause = 10 * time.Second
-	// longestGap is the time between two samples, or three intervals of them, after which nothing
-	// is known of what was between.
+	// longestGap is the longest time between two samples over which a container counts as watched,
+	// unless three intervals are longer.
 	longestGap = 15 * time.Second
 )
 
-// Options are what a guard needs.
+// Options are the guard's dependencies.
 type Options struct {
 	Pods   Pods
 	Logger *slog.Logger
-	// WarningsChanged and LimitsChanged are called when Warnings and OverLimits may answer
-	// otherwise. They must not wait.
+	// WarningsChanged and LimitsChanged are called when the results of Warnings and OverLimits may
+	// have changed. They must not wait.
 	WarningsChanged, LimitsChanged func()
 }
 
-// Guard watches which containers use more memory than the profile lets them.
+// Guard detects containers that use more memory than the profile allows.
 type Guard struct {
 	Options
-	// wake has room to tell Run that there is a new sample. used says that a profile of this run
-	// has had a guard; only Look uses it.
+	// wake holds one signal for Run that there is a new sample. used is true once a profile of this
+	// run has had a guard; only Look uses it.
 	wake chan struct{}
 	used bool
 
 	mu sync.Mutex
 	// over are the containers over their limits.
 	over map[guarded]*overLimit
-	// evicted are pods that are being evicted, by UID, with the time when that was asked for.
+	// evicted are the pods that are being evicted, by UID, with the time of the request.
 	evicted map[string]time.Time
-	// held are the UIDs of pods of which the last sample showed containers.
+	// held are the UIDs of pods with containers in the last sample.
 	held map[string]bool
-	// evictions counts what was asked for, by result.
+	// evictions counts the requests by result.
 	evictions map[string]int
-	// warning says why nobody watches what the profile wants guarded; empty if somebody does.
+	// warning says why the guards of the profile cannot work; empty if they can.
 	warning string
 }
 
-// guarded is a container of one pod, and not of another one of that name, on a unit.
+// guarded is a container on a unit. The pod's UID tells it apart from one of an earlier pod with
+// the same name.
 type guarded struct {
 	sharing.Container
 	unit, uid string
 }
 
-// overLimit is such a container while it uses too much.
+// overLimit describes a container while it is over its limit.
 type overLimit struct {
 	since, last time.Time
 	use         sharing.ContainerUtilization
 	report      nodereport.OverLimit
-	// next is when its eviction may be asked for.
+	// next is when its eviction may be requested.
 	next time.Time
 }
 
-// New returns a guard that knows of nobody yet.
+// New returns a guard without any container yet.
 func New(options Options) *Guard {
 	return &Guard{
-		Options:   options,
-		wake:      make(chan struct{}, 1),
-		evicted:   map[string]time.Time{},
-		evictions: map[string]int{"evicted": 0, "refused": 0, "failed": 0},
+		Options: options,
+		wake:    make(chan struct{}, 1),
+		evicted: map[string]time.Time{},
+		evictions: map[string]int{
+			"evicted": 0,
+			"refused": 0,
+			"failed":  0,
+		},
 	}
 }
 
-// Unwatched is the warning about a profile that guards memory where nobody can.
+// Unwatched is the warning about a profile with memory guards on a node that cannot watch memory.
 const Unwatched = "memory: nobody watches what containers use: it takes --watch-pods and the host's PIDs, " +
 	"which are the chart's metrics.perContainer"
 
-// Sample is who used how much memory at one moment, and what the guard judges that by.
+// Sample is the memory use at one moment, with what the guard needs to judge it.
 type Sample struct {
 	Report sharing.UtilizationReport
 	GPUs   []sharing.GPU
-	// Planned is what the profile wants, Listed what the kubelet is told, Held who holds what.
+	// Planned is what the profile wants, Listed what the kubelet was sent, Held which containers
+	// hold what.
 	Planned, Listed []sharing.Resource
 	Held            []sharing.Allocation
-	// At is when it was taken, Interval the time between two samples.
+	// At is when the sample was taken, Interval the time between two samples.
 	At       time.Time
 	Interval time.Duration
 }
 
-// Look gives the report's containers their limits, and notes who has been over one for how long.
-// What is not certain now was not certain since the last sample either, so it begins anew. One
-// goroutine calls it, for each sample.
+// Look adds the limits to the report's containers, and records how long each has been over its
+// limit. Where something is not certain in this sample, it counts as uncertain since the previous
+// one, so the time starts anew. One goroutine calls Look, for each sample.
 func (g *Guard) Look(s Sample) {
 	guards := slices.ContainsFunc(s.Planned, func(r sharing.Resource) bool {
 		return slices.ContainsFunc(r.Units, func(u sharing.Unit) bool { return u.Guard != (sharing.MemoryGuard{}) })
 	})
-	if !guards && !g.used { // As on most nodes.
+	if !guards && !g.used { // Most nodes have no guards.
 		return
 	}
 	report, now := s.Report, s.At
@@ -139,7 +145,8 @@ func (g *Guard) Look(s Sample) {
 		if o == nil || now.Sub(o.last) > max(3*s.Interval, longestGap) {
 			o = &overLimit{since: now}
 		}
-		if c.OverLimit = now.Sub(o.since) >= c.Guard.Grace; c.OverLimit && o.report.Text == "" {
+		c.OverLimit = now.Sub(o.since) >= c.Guard.Grace
+		if c.OverLimit && o.report.Text == "" {
 			text := fmt.Sprintf("container %s of pod %s/%s uses %d MiB of %s and may use %d MiB, for longer than %s",
 				c.Name, c.Namespace, c.Pod, int(*c.Memory)>>20, c.Unit, int(*c.Limit)>>20, c.Guard.Grace)
 			o.report = nodereport.OverLimit{
@@ -174,7 +181,7 @@ func (g *Guard) Look(s Sample) {
 	}
 }
 
-// Run evicts, one after the other, pods of containers that use too much, until ctx ends.
+// Run evicts the pods of containers over their limits, one after the other, until ctx ends.
 func (g *Guard) Run(ctx context.Context) error {
 	for {
 		select {
@@ -186,9 +193,9 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 }
 
-// worst is the container to evict now: of those that were over their limits in the last
-// sample, for longer than the grace, the one with the most memory beyond its limit. There is
-// none while an evicted pod ends.
+// worst returns the container to evict now: among those that the last sample showed over their
+// limits for longer than the grace, the one with the most memory beyond its limit. It returns none
+// while an evicted pod ends.
 func (g *Guard) worst(now time.Time) (key guarded, found *overLimit) {
 	if len(g.evicted) > 0 {
 		return guarded{}, nil
@@ -246,7 +253,7 @@ func (g *Guard) evictOne(ctx context.Context, now time.Time) {
 	g.LimitsChanged()
 }
 
-// Warnings say what the profile wants guarded and nobody can watch.
+// Warnings returns which guards of the profile cannot be watched.
 func (g *Guard) Warnings() []string {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -256,7 +263,7 @@ func (g *Guard) Warnings() []string {
 	return []string{g.warning}
 }
 
-// Evictions counts those that were asked for, by result; nil where no profile has had a guard.
+// Evictions returns the number of requests by result; nil if no profile has had a guard.
 func (g *Guard) Evictions() map[string]int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -266,7 +273,7 @@ func (g *Guard) Evictions() map[string]int {
 	return maps.Clone(g.evictions)
 }
 
-// OverLimits are the containers over their limits for longer than the grace, in order.
+// OverLimits returns the containers over their limits for longer than the grace, sorted.
 func (g *Guard) OverLimits() (list []nodereport.OverLimit) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,9 +1,10 @@
-// Package migcaps reads what the kernel's driver tells of MIG capabilities: the device nodes that a
-// container needs for a partition. It makes no nodes and does not look whether there are any.
+// Package migcaps reads what the kernel driver publishes about MIG capabilities: the device nodes
+// that a container needs for a partition. It creates no nodes and does not check whether they
+// exist.
 //
-// The driver reserves the numbers of all capabilities that there could ever be, and lists them in
-// /proc/driver/nvidia-caps/mig-minors. That an instance exists is told by its file "access" alone
-// (open-gpu-kernel-modules, kernel-open/nvidia/nv-caps.c).
+// The driver reserves the numbers of all possible capabilities and lists them in
+// /proc/driver/nvidia-caps/mig-minors. Only the file "access" of an instance shows that the
+// instance exists (open-gpu-kernel-modules, kernel-open/nvidia/nv-caps.c).
 package migcaps
 
 import (
@@ -16,40 +17,40 @@ import (
 	"strings"
 )
 
-// Folder has the driver's files of capabilities.
+// Folder contains the driver's capability files.
 const Folder = "/proc/driver/nvidia/capabilities"
 
 const (
 	devicesPath = "/proc/devices"
-	// moduleName is that of the driver's capabilities in /proc/devices.
+	// moduleName is the name of the driver's capabilities in /proc/devices.
 	moduleName = "nvidia-caps"
 )
 
-// Node is the device node of a capability. It need not exist.
+// Node is the device node of a capability. The node may not exist.
 type Node struct {
-	// Path is where containers have it: "/dev/nvidia-caps/nvidia-cap12".
+	// Path is the node's path in containers: "/dev/nvidia-caps/nvidia-cap12".
 	Path string
-	// Access is the driver's file that tells it, such as
+	// Access is the driver's file that describes the node, such as
 	// "/proc/driver/nvidia/capabilities/gpu0/mig/gi7/access".
 	Access string
 	Major  int
 	Minor  int
-	// Mode has the permissions.
+	// Mode holds the node's permissions.
 	Mode fs.FileMode
 }
 
-// Reader reads the files below the first of some roots that has them. The zero value reads those
-// of this process's root.
+// Reader reads the driver's files below the first of its roots that has them. The zero value reads
+// them below this process's own root.
 type Reader struct{ roots []string }
 
-// NewReader returns a Reader of the first root that has the driver's files, else of "/": a container
-// may see a part of them in its own /proc, and all of them in that of a root mounted into it. An
-// empty root is "/".
+// NewReader returns a Reader for the first root that has the driver's files, or for "/" if none
+// has. A container may see only some of the files in its own /proc, and all of them in the /proc of
+// a root mounted into it. An empty root is "/".
 func NewReader(roots ...string) Reader { return Reader{roots} }
 
-// Partition returns the nodes of the GPU instance and of the compute instance in it, in this order.
-// gpu is the GPU's minor number. The error names the file, and the value that is not understood; it
-// is fs.ErrNotExist where the driver has no such instance, or no capabilities.
+// Partition returns the capability nodes of the GPU instance and of the compute instance in it, in
+// this order. gpu is the GPU's minor number. The error names the file and the value that is
+// invalid. It is fs.ErrNotExist if the driver has no such instance, or no capabilities.
 func (r Reader) Partition(gpu, gi, ci int) ([]Node, error) {
 	folder := fmt.Sprintf("%s/gpu%d/mig/gi%d", Folder, gpu, gi)
 	major, err := r.Major()
@@ -77,8 +78,8 @@ func (r Reader) Partition(gpu, gi, ci int) ([]Node, error) {
 	return nodes, nil
 }
 
-// Major returns the major number of all capabilities' nodes, which the kernel chooses when the
-// driver is loaded.
+// Major returns the major number of all capability nodes. The kernel chooses it when the driver is
+// loaded.
 func (r Reader) Major() (int, error) {
 	data, err := r.read(devicesPath)
 	if err != nil {
@@ -91,8 +92,8 @@ func (r Reader) Major() (int, error) {
 	return major, nil
 }
 
-// read reads the file of the first root that has the driver's capabilities. Errors have the path
-// without the root, as people know it.
+// read reads the file below the first root that has the driver's capabilities. Errors contain the
+// path without the root, as users know it.
 func (r Reader) read(file string) (string, error) {
 	root := "/"
 	for _, each := range r.roots {
@@ -118,14 +119,16 @@ func (r Reader) read(file string) (string, error) {
 //	DeviceFileMode: 292
 //	DeviceFileModify: 1
 //
-// All numbers are decimal, also the mode (nv-caps.c prints each with %d). Lines with other names
-// are skipped. A number is needed once, may not be signed and must be one that a node can have.
+// All numbers are decimal, including the mode (nv-caps.c prints each with %d). Lines with other
+// names are skipped. Each number must occur exactly once, have no sign and be one that a node can
+// have.
 func ParseAccess(data string) (minor int, mode fs.FileMode, err error) {
 	const (
 		maxMinor = 1<<20 - 1 // linux/kdev_t.h: MINORBITS
 		maxMode  = 0o777
 	)
-	if minor, err = field(data, "DeviceFileMinor", maxMinor); err != nil {
+	minor, err = field(data, "DeviceFileMinor", maxMinor)
+	if err != nil {
 		return 0, 0, err
 	}
 	bits, err := field(data, "DeviceFileMode", maxMode)
@@ -158,8 +161,8 @@ func field(data, name string, limit uint64) (int, error) {
 	return int(value), nil
 }
 
-// ParseMajor finds the major number of capabilities in /proc/devices, whose lines are a number and
-// a name, under headings for character and block devices (Linux, fs/proc/devices.c).
+// ParseMajor finds the major number of capabilities in /proc/devices. The file's lines are a number
+// and a name, under headings for character and block devices (Linux, fs/proc/devices.c).
 func ParseMajor(data string) (int, error) {
 	const maxMajor = 1<<12 - 1 // linux/kdev_t.h: 32 bits less MINORBITS
 	for line := range strings.Lines(data) {
@@ -172,7 +175,8 @@ func ParseMajor(data string) (int, error) {
 		}
 		major, err := strconv.ParseUint(words[0], 10, 32)
 		if err != nil || major == 0 || major > maxMajor {
-			return 0, fmt.Errorf("the major number of %s is %q, which is none from 1 to %d", moduleName, words[0], maxMajor)
+			return 0, fmt.Errorf("the major number of %s is %q, which is none from 1 to %d", moduleName, words[0],
+				maxMajor)
 		}
 		return int(major), nil
 	}

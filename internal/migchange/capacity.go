@@ -8,10 +8,10 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// keepCapacity puts off changes that would leave a resource without devices although
-// the wanted layouts have some of it. As long as none of its devices stays, only half of
-// the GPUs change that have some to lose; the others follow when the first offer it
-// again. What a pod holds counts neither way: it goes when the pod has ended.
+// keepCapacity postpones changes that would leave a resource without devices although the wanted
+// layouts have some of it. While none of its devices would stay, only half of the GPUs that would
+// lose some of it change; the others follow when the first ones offer it again. Devices that a pod
+// holds count neither way: they go when the pod has ended.
 func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 	if r.Resources == nil || !slices.ContainsFunc(looks, func(l *look) bool { return len(l.Steps) > 0 }) {
 		return
@@ -22,8 +22,8 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 			byGPU[l.gpu.UUID] = l
 		}
 	}
-	// A change that ends sets its limits first, then the journal, and is under way no more in
-	// the end. They are read the other way round, so that none is taken to be over too early.
+	// When a change ends, it first sets its limits, then the journal, and last stops being under
+	// way. They are read in the opposite order, so that none seems to be over too early.
 	changing := r.changes.gpus()
 	journal := r.journal.current()
 	limits := r.offers.limits()
@@ -36,7 +36,9 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 		if !kept {
 			continue
 		}
-		lasting, waiting, underWay := false, map[string]bool{}, map[string]bool{}
+		lasting := false
+		waiting := map[string]bool{}
+		underWay := map[string]bool{}
 		for _, unit := range stays.Units {
 			if changing[unit.GPU] {
 				underWay[unit.GPU] = true // Its old units may be gone already.
@@ -76,11 +78,10 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 	}
 }
 
-// oneFirst puts off all changes of MIG mode but one until one has come true. Whatever keeps the
-// driver from it, such as another program that has the GPUs open, shows only when the mode is
-// set, and no other GPU is to leave service for that. The one is the first of those that have
-// failed least often: it keeps its turn however long its withdrawal takes, even when a GPU that
-// fails every time has a shorter pause.
+// oneFirst postpones all changes of MIG mode but one until one has succeeded. An obstacle, such as
+// another program that has the GPUs open, shows only when the mode is set, and no other GPU should
+// leave service for that. The one is the first GPU with the fewest failures. So it keeps its turn
+// however long its withdrawal takes, even if a GPU that fails every time has a shorter pause.
 func (r *Reconciler) oneFirst(looks []*look) {
 	if r.executor.modeChanges.Load() {
 		return
@@ -99,18 +100,25 @@ func (r *Reconciler) oneFirst(looks []*look) {
 	}
 }
 
-// putOff has the GPU offered as it is, but for what a pod holds and has to go.
+// putOff returns the look without its change: the GPU stays offered, except units that a pod holds
+// and that have to go.
 func (l *look) putOff(reason string) *look {
 	offer := maps.Clone(l.Offer)
 	for _, unit := range l.Withdraw {
 		offer[unit] = true
 	}
-	return &look{gpu: l.gpu, managedGPU: l.managedGPU, Decision: Decision{
-		State: nodereport.LayoutPending, Reason: reason, Offer: offer,
-	}}
+	return &look{
+		gpu:        l.gpu,
+		managedGPU: l.managedGPU,
+		Decision: Decision{
+			State:  nodereport.LayoutPending,
+			Reason: reason,
+			Offer:  offer,
+		},
+	}
 }
 
-// afterwards are the GPUs as they will be, as far as resources depend on that.
+// afterwards returns the GPUs as they will be, as far as resources depend on it.
 func afterwards(gpus []sharing.GPU, journal Journal, looks map[string]*look) []sharing.GPU {
 	gpus = slices.Clone(gpus)
 	for i := range gpus {
@@ -121,9 +129,16 @@ func afterwards(gpus []sharing.GPU, journal Journal, looks map[string]*look) []s
 		if !known {
 			continue
 		}
-		gpus[i].MIG, gpus[i].MIGPending, gpus[i].Partitions = record.After.MIG, record.After.MIG, nil
+		gpus[i].MIG = record.After.MIG
+		gpus[i].MIGPending = record.After.MIG
+		gpus[i].Partitions = nil
 		for n, p := range record.After.Partitions {
-			gpus[i].Partitions = append(gpus[i].Partitions, sharing.Partition{UUID: gpus[i].UUID + "/" + p.Placement.String() + p.Profile.String(), Index: n, Profile: p.Profile, Placement: p.Placement})
+			gpus[i].Partitions = append(gpus[i].Partitions, sharing.Partition{
+				UUID:      gpus[i].UUID + "/" + p.Placement.String() + p.Profile.String(),
+				Index:     n,
+				Profile:   p.Profile,
+				Placement: p.Placement,
+			})
 		}
 	}
 	return gpus

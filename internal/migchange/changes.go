@@ -5,17 +5,17 @@ import (
 	"sync"
 )
 
-// mostChanges is how many GPUs are changed at a time: one has the driver, and the next
-// one is ready for it. The driver makes one change of MIG mode or instances at a time on
-// all GPUs (the kernel module holds its API lock and all GPUs' locks meanwhile), so that
-// two that took turns would both end late.
+// mostChanges is how many GPUs are changed at a time: one has the driver, and the next one is ready
+// for it. The driver makes one change of MIG mode or instances at a time on all GPUs, because the
+// kernel module holds its API lock and all GPUs' locks meanwhile. Two changes that took turns would
+// both end late.
 const mostChanges = 2
 
-// changes are those under way, each in a goroutine of its own. The goroutine that looks at the
-// GPUs begins them; has may be called from any.
+// changes are the changes under way, each in its own goroutine. The goroutine that checks the GPUs
+// starts them; has may be called from any.
 type changes struct {
 	wake func()
-	// begun counts them all.
+	// begun counts all changes started so far.
 	begun   int
 	running sync.WaitGroup
 
@@ -23,7 +23,7 @@ type changes struct {
 	underWay map[string]bool // by GPU
 }
 
-// Changing says that a change of the GPU is being made.
+// Changing reports whether a change of the GPU is being made.
 func (r *Reconciler) Changing(gpu string) bool { return r.changes.has(gpu) }
 
 func (c *changes) has(gpu string) bool {
@@ -32,17 +32,17 @@ func (c *changes) has(gpu string) bool {
 	return c.underWay[gpu]
 }
 
-// gpus are those that are being changed.
+// gpus returns the GPUs that are being changed.
 func (c *changes) gpus() map[string]bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.underWay)
 }
 
-// room is how many more changes may begin now.
+// room returns how many more changes may begin now.
 func (c *changes) room() int { return max(0, mostChanges-len(c.gpus())) }
 
-// start begins a change, which has g to itself until it ends. The end wakes.
+// start begins a change, which has g to itself until it ends. Then it calls wake.
 func (c *changes) start(g *managedGPU, change func()) {
 	gpu := g.status.GPU
 	c.mu.Lock()

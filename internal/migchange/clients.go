@@ -12,31 +12,32 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// ClientLabels are the labels of this Node by which the GPU Operator runs programs that have GPUs open and are in no list
-// of the driver, such as DCGM.
+// ClientLabels are this Node's labels by which the GPU Operator runs programs that keep GPUs open
+// and are in no list of the driver, such as DCGM.
 type ClientLabels interface {
-	// Running are the labels of those that run; none while that is not known, or another program makes the MIG layouts.
+	// Running returns the labels of the programs that run; none while unknown, or if another
+	// program makes the MIG layouts.
 	Running() []string
-	// Pause ends the programs of these labels, and Resume has them run again. Both leave a label alone that is not as they
-	// expect it. After an error any of the labels may have been changed.
+	// Pause ends the programs of these labels, and Resume starts them again. Neither changes a
+	// label with an unexpected value. After an error, any of the labels may have been changed.
 	Pause(ctx context.Context, labels []string) error
 	Resume(ctx context.Context, labels []string) error
 }
 
-// clients pauses these programs for changes, and has them run again when no change is under way. What is paused is in the
-// journal. Any goroutine may call its methods, one of them run.
+// clients pauses these programs for changes, and resumes them when no change is under way. The
+// journal records which are paused. Any goroutine may call its methods; only one may call run.
 type clients struct {
 	*Options
 	journal *keeper
-	// wake has room for one request to have them run again.
+	// wake has room for one request to resume them.
 	wake chan struct{}
 
-	// mu is held while labels are written, too.
+	// mu is also held while labels are written.
 	mu      sync.Mutex
 	changes int
 }
 
-// begin and end stand around a change.
+// begin and end enclose a change.
 func (c *clients) begin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,7 +54,7 @@ func (c *clients) end() {
 	}
 }
 
-// pause returns the labels that are paused; none where that is not allowed, or failed.
+// pause returns the paused labels; none if pausing is not allowed or has failed.
 func (c *clients) pause(ctx context.Context) []string {
 	if !c.PauseClients || c.Clients == nil {
 		return nil
@@ -79,7 +80,7 @@ func (c *clients) pause(ctx context.Context) []string {
 	return labels
 }
 
-// resume has the programs run again, unless a change is under way.
+// resume starts the programs again, unless a change is under way.
 func (c *clients) resume(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -94,11 +95,11 @@ func (c *clients) resume(ctx context.Context) error {
 	return c.journal.save(func(j Journal) Journal { j.PausedClients = nil; return j })
 }
 
-// lastTry is how long the end of the program waits for an API server.
+// lastTry limits the wait for the API server when the program ends.
 const lastTry = 2 * time.Second
 
-// run calls resume when a change has ended, and at the start, since the last run may have been killed, until ctx ends.
-// While that fails it is tried again.
+// run calls resume after each change until ctx ends, and retries it if it fails. It also calls it
+// at the start, since the last run may have been killed.
 func (c *clients) run(ctx context.Context) {
 	c.journal.load()
 	failures, logged := 0, ""
@@ -111,7 +112,8 @@ func (c *clients) run(ctx context.Context) {
 			later = time.After(retryAfter(failures, longestRetry))
 			if err.Error() != logged {
 				logged = err.Error()
-				c.Logger.Error("labels by which programs are paused for a MIG change not taken back, trying again", "labels", c.journal.current().PausedClients, "error", err)
+				c.Logger.Error("labels by which programs are paused for a MIG change not taken back, trying again",
+					"labels", c.journal.current().PausedClients, "error", err)
 			}
 		}
 		select {
@@ -122,24 +124,26 @@ func (c *clients) run(ctx context.Context) {
 	}
 }
 
-// leave is resume at the end of the program, which interrupts a change.
+// leave calls resume when the program ends, which interrupts a change.
 func (c *clients) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastTry)
 	defer cancel()
 	if err := c.resume(ctx); err != nil {
-		c.Logger.Error("labels by which programs are paused for a MIG change left to the next run", "labels", c.journal.current().PausedClients, "error", err)
+		c.Logger.Error("labels by which programs are paused for a MIG change left to the next run", "labels",
+			c.journal.current().PausedClients, "error", err)
 	}
 }
 
-// How often a step is tried again while paused programs end, and with which pause: a pod may take 30 s to end, and that of
-// a DaemonSet is deleted when its controller has seen the label.
+// clientTries and clientPause are how often, and at what interval, a step is repeated while paused
+// programs end. A pod may need 30 s to end, and a DaemonSet's pod is deleted only after its
+// controller has seen the label.
 const (
 	clientTries = 45
 	clientPause = 2 * time.Second
 )
 
-// makeWithoutClients makes the step again when programs that are in no list of the driver have been paused, in whose way
-// it failed with err.
+// makeWithoutClients pauses the programs that the driver does not list and repeats the step, which
+// failed with err because of them.
 func (e *executor) makeWithoutClients(ctx context.Context, g *managedGPU, step mig.Step, err error) error {
 	if g.pausedInVain != "" {
 		return fmt.Errorf("%w; it did not help to pause %s", err, g.pausedInVain)
@@ -148,7 +152,8 @@ func (e *executor) makeWithoutClients(ctx context.Context, g *managedGPU, step m
 	if labels == "" {
 		return err
 	}
-	e.progress.report(g, nodereport.LayoutPending, fmt.Sprintf("waiting for the programs of the label %s to let go of the GPU", labels))
+	e.progress.report(g, nodereport.LayoutPending,
+		fmt.Sprintf("waiting for the programs of the label %s to let go of the GPU", labels))
 	for range clientTries {
 		select {
 		case <-time.After(clientPause):

@@ -13,19 +13,19 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Room is a partition that is to be there, or a whole GPU.
+// Room is the partition, or the whole GPU, that should exist.
 type Room struct {
 	// GPU is the GPU's UUID.
 	GPU string
 	// Partition is a GPU instance with one compute instance of its size; nil for the whole GPU,
 	// with MIG mode off.
 	Partition *mig.Partition
-	// Keep are GPU instances that must stay, whether they seem to be used or not.
+	// Keep returns GPU instances that must stay, whether they seem to be used or not.
 	Keep func() []mig.Partition
 }
 
-// cut is a wish for Room. Who sets taken first, begins it or gives it up. What has begun is told
-// what became of it.
+// cut is a Room that waits for Run. Run starts it, or the caller cancels it when its context ends;
+// whichever sets taken first wins. The result of a started one is sent on done.
 type cut struct {
 	Room
 	taken *atomic.Bool
@@ -34,9 +34,9 @@ type cut struct {
 
 var errReleased = errors.New("the GPU is released, or another program changes its MIG layout now")
 
-// Cut makes room while Run runs. For it, partitions are destroyed that are in the way and that
-// nobody uses; the others stay for later. ctx is for the time until it begins: what has
-// begun is finished. It is for GPUs of which no MIG layout is wanted.
+// Cut makes room; it needs Run to be running. It destroys partitions that are in the way and
+// unused; the others stay. ctx limits the time until it starts: once started, it is finished. Use
+// it only for GPUs without a wanted MIG layout.
 func (r *Reconciler) Cut(ctx context.Context, room Room) error {
 	done, taken := make(chan error, 1), &atomic.Bool{}
 	select {
@@ -55,7 +55,7 @@ func (r *Reconciler) Cut(ctx context.Context, room Room) error {
 	}
 }
 
-// beginCuts begins those that can begin now, and returns the others.
+// beginCuts starts the cuts that can start now, and returns the others.
 func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []cut) (waiting []cut) {
 	if len(list) > 0 {
 		r.journal.load()
@@ -68,7 +68,7 @@ func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []c
 		}
 		g := r.managed(gpus[i])
 		if g == nil || r.changes.room() == 0 {
-			waiting = append(waiting, c) // The end of a change wakes.
+			waiting = append(waiting, c) // The end of a change wakes Run.
 			continue
 		}
 		if _, begun := r.journal.current().record(c.GPU); begun {
@@ -89,7 +89,7 @@ func endCuts(list []cut, err error) {
 	}
 }
 
-// makeRoom makes the room in the goroutine that has the GPU.
+// makeRoom executes a cut, in the goroutine that has the GPU.
 func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error {
 	holders := Holders{err: errHoldersUnknown}
 	if e.Holders != nil {
@@ -115,7 +115,11 @@ func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error
 	if state.NotPermitted {
 		return fmt.Errorf("%w: %s", mig.ErrNoPermission, NotPermitted)
 	}
-	record := Record{GPU: room.GPU, Before: state.Layout(), After: target}
+	record := Record{
+		GPU:    room.GPU,
+		Before: state.Layout(),
+		After:  target,
+	}
 	if err := e.journal.save(func(j Journal) Journal { return j.begin(record) }); err != nil {
 		return err
 	}
@@ -124,8 +128,8 @@ func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error
 	return e.finish(ctx, g, record, holders)
 }
 
-// target is the layout with the room and with what is there beside it: all that has to stay, and
-// of the rest what fits. The error wraps mig.ErrInUse where something in the way has to stay.
+// target returns the layout with the room, everything that must stay, and what fits of the rest.
+// The error wraps mig.ErrInUse if something in the way must stay.
 func (room Room) target(state sharing.MIGState, wholeHolder string) (mig.PlacedLayout, error) {
 	switch {
 	case state.Enabled == (room.Partition != nil):
@@ -155,20 +159,24 @@ func (room Room) target(state sharing.MIGState, wholeHolder string) (mig.PlacedL
 	keep := room.Keep()
 	stays := func(i mig.Instance) bool {
 		at := mig.Partition{Profile: i.Profile, Placement: i.Placement}
-		return state.ProcessesHidden || slices.Contains(keep, at) || slices.ContainsFunc(i.Computes, func(c mig.Compute) bool { return c.Busy })
+		return state.ProcessesHidden || slices.Contains(keep, at) ||
+			slices.ContainsFunc(i.Computes, func(c mig.Compute) bool { return c.Busy })
 	}
 	for _, staying := range []bool{true, false} {
 		for _, i := range state.Instances {
 			at := mig.Partition{Profile: i.Profile, Placement: i.Placement}
 			switch {
 			case stays(i) != staying:
-			case room.Partition != nil && at == *room.Partition && (!staying || len(i.Computes) == 1 && i.Partition(i.Computes[0]) == at.Profile):
+			case room.Partition != nil && at == *room.Partition &&
+				(!staying || len(i.Computes) == 1 && i.Partition(i.Computes[0]) == at.Profile):
 			case room.Partition != nil && take(at):
 				for _, c := range i.Computes {
-					target.Partitions = append(target.Partitions, mig.Partition{Profile: i.Partition(c), Placement: i.Placement})
+					target.Partitions = append(target.Partitions,
+						mig.Partition{Profile: i.Partition(c), Placement: i.Placement})
 				}
 			case staying:
-				return mig.PlacedLayout{}, fmt.Errorf("%s at %s is in the way and %w", i.Profile, i.Placement, mig.ErrInUse)
+				return mig.PlacedLayout{}, fmt.Errorf("%s at %s is in the way and %w", i.Profile, i.Placement,
+					mig.ErrInUse)
 			}
 		}
 	}

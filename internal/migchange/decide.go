@@ -11,76 +11,75 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Situation is what a decision about one GPU depends on.
+// Situation is the input of a decision about one GPU.
 type Situation struct {
-	// GPU is the GPU's UUID, and State how it is partitioned.
+	// GPU is the GPU's UUID, and State its partitioning.
 	GPU   string
 	State sharing.MIGState
-	// Wanted is what is asked of the node's GPUs.
+	// Wanted is the MIG configuration wanted for the node's GPUs.
 	Wanted  sharing.MIGConfig
 	Holders Holders
-	// KeptInMIG says that Virgate keeps the GPU in MIG mode. Nobody can have been
-	// given it as a whole then, so that not knowing the holders is no reason to wait.
+	// KeptInMIG is true if Virgate keeps the GPU in MIG mode. No pod can have been given it as a
+	// whole then, so that unknown holders are no reason to wait.
 	KeptInMIG bool
-	// ResetRequired says that the driver answered so when it was last asked for the mode.
+	// ResetRequired is true if the driver required a reset when the mode was last set.
 	ResetRequired bool
-	// Starting says that nothing is registered yet, so that no device can be
-	// withdrawn.
+	// Starting is true before anything is registered, when no device can be withdrawn.
 	Starting bool
-	// AwaitKubelet says that the kubelet could not be read since the start, and that
-	// it is still given time: most often it has just been started too.
+	// AwaitKubelet is true if the kubelet could not be read since the start but still has time:
+	// most often it has just been started, too.
 	AwaitKubelet bool
 }
 
-// Decision is what is to be done about a GPU now.
+// Decision is what to do about a GPU now.
 type Decision struct {
-	// State is how far the GPU is, and Reason why it does not have its layout. State
-	// is empty where nothing is wanted of the GPU.
+	// State is how far the GPU is, and Reason why it does not have its layout. State is empty if no
+	// layout is wanted.
 	State  nodereport.LayoutState
 	Reason string
-	// Layout is what is wanted of the GPU. Change is what is done now on the way there,
-	// and what stands in the way.
+	// Layout is the wanted layout. Change is what is done now to get there, and what is in the way.
 	Layout mig.Layout
 	Change mig.Change
-	// Steps are to be made now, in this order; none while something has to be waited
-	// for. They are those of Change, or take back a change of MIG mode.
+	// Steps are to be made now, in this order; none while Virgate must wait for something. They are
+	// the steps of Change, or reverse a change of MIG mode.
 	Steps []mig.Step
-	// Record is what the journal has while they are made; nil for steps that touch no
-	// partition.
+	// Record is what the journal holds while they are made; nil for steps that change no partition.
 	Record *Record
-	// Withdraw are the units that nobody may be given any more before the first step.
+	// Withdraw are the units that no pod may be given any more before the first step.
 	Withdraw []string
-	// Offer are the units of the GPU that stay offered until then; nil for all. What
-	// is in the way of the layout is not among them: when its holder is gone, it must
-	// not be given to another pod.
+	// Offer are the units of the GPU that stay offered until then; nil for all. It omits units in
+	// the way of the layout, which must not be given to another pod when their holder has ended.
 	Offer map[string]bool
-	// Doubtful are units whose holder may be gone without the kubelet having noticed.
+	// Doubtful are units whose holder may have ended without the kubelet having noticed.
 	Doubtful []string
-	// Again is when to look again; 0 for when something changes.
+	// Again is when to check again; 0 means when something changes.
 	Again time.Duration
 }
 
-// A list or a holder that changes wakes whoever waits for it. recheckInterval is for
-// what wakes nobody: a process that ends. retryInterval is the wait for a kubelet
-// that has not been seen yet, and after a check that found another GPU than the one
-// before. soon is the wait before a GPU that was just changed is checked again, which
-// gives its new status.
+// A change of a device list or a holder wakes Run. recheckInterval is for what wakes nothing: a
+// process that ends. retryInterval is the wait for a kubelet that has not answered yet, and after a
+// check that found the GPU changed. soon is the wait before a GPU that was just changed is checked
+// again, for its new status.
 const (
 	recheckInterval = 2 * time.Second
 	retryInterval   = 100 * time.Millisecond
 	soon            = time.Millisecond
 )
 
-// Decide says what to do about a GPU. It is pure, and the only place where that is
-// decided: a running Virgate makes exactly the steps that virgate mig plan shows.
+// Decide decides what to do about a GPU. It is pure, and the only place where that is decided: a
+// running Virgate makes exactly the steps that virgate mig plan shows.
 func Decide(s Situation) Decision {
 	layout, wanted, err := s.Wanted.Layout(s.State.GPU, s.State.Geometry)
 	switch unlisted := errors.Is(err, mig.ErrUnlisted); {
 	case unlisted && s.KeptInMIG:
-		// A reboot has taken the mode. With it comes the list.
+		// A reboot has reset the mode. The list comes with MIG mode.
 		layout = mig.Layout{MIG: true}
 	case unlisted:
-		return Decision{State: nodereport.LayoutPending, Reason: err.Error(), Again: recheckInterval}
+		return Decision{
+			State:  nodereport.LayoutPending,
+			Reason: err.Error(),
+			Again:  recheckInterval,
+		}
 	case err != nil:
 		return Decision{State: nodereport.LayoutFailed, Reason: err.Error()}
 	case !wanted:
@@ -90,7 +89,7 @@ func Decide(s Situation) Decision {
 	if err != nil {
 		return Decision{State: nodereport.LayoutFailed, Reason: err.Error()}
 	}
-	awaitsReset := s.State.Pending != s.State.Enabled // Or will: only a reset or a reboot brings the mode.
+	awaitsReset := s.State.Pending != s.State.Enabled // Or will wait: only a reset or a reboot changes the mode.
 	if layout.MIG != s.State.Enabled {
 		awaitsReset = s.State.NeedsReboot || s.ResetRequired
 	}
@@ -98,15 +97,24 @@ func Decide(s Situation) Decision {
 		return s.awaitReset(layout)
 	}
 	if s.State.NotPermitted && (!change.Empty() || !change.Complete()) {
-		return Decision{State: nodereport.LayoutFailed, Reason: NotPermitted, Layout: layout}
+		return Decision{
+			State:  nodereport.LayoutFailed,
+			Reason: NotPermitted,
+			Layout: layout,
+		}
 	}
 	return s.change(layout, change)
 }
 
-// change is Decide for a GPU of which partitions are to be made or destroyed, or that has its
-// layout.
+// change decides for a GPU that needs no reset: its partitions change, or it has its layout.
 func (s Situation) change(layout mig.Layout, change mig.Change) Decision {
-	d := Decision{Layout: layout, Change: change, Offer: map[string]bool{}, Withdraw: slices.Clone(change.Doomed), Again: recheckInterval}
+	d := Decision{
+		Layout:   layout,
+		Change:   change,
+		Offer:    map[string]bool{},
+		Withdraw: slices.Clone(change.Doomed),
+		Again:    recheckInterval,
+	}
 	for _, uuid := range change.Kept {
 		d.Offer[uuid] = true
 	}
@@ -128,13 +136,17 @@ func (s Situation) change(layout mig.Layout, change mig.Change) Decision {
 	unlisted := s.Starting && len(change.Doomed) > 0
 	switch {
 	case reached:
-		d.State, d.Offer, d.Again = nodereport.LayoutApplied, nil, 0
+		d.State = nodereport.LayoutApplied
+		d.Offer = nil
+		d.Again = 0
 		return d
 	case kubeletAwaited:
-		// A pod that got the GPU now would keep the layout waiting for as long as it runs.
+		// A pod that got the GPU now would delay the layout for as long as it runs.
 		d.State, d.Again = nodereport.LayoutPending, retryInterval
 	case inService:
-		d.State, d.Offer, d.Doubtful = nodereport.LayoutBlocked, nil, s.Holders.doubtfulUnits()
+		d.State = nodereport.LayoutBlocked
+		d.Offer = nil
+		d.Doubtful = s.Holders.doubtfulUnits()
 	case !possible:
 		d.State = nodereport.LayoutBlocked
 	case unlisted:
@@ -143,7 +155,11 @@ func (s Situation) change(layout mig.Layout, change mig.Change) Decision {
 	default:
 		d.State, d.Reason = nodereport.LayoutPending, "devices are being withdrawn"
 		d.Steps = change.Steps
-		d.Record = &Record{GPU: s.GPU, Before: s.State.Layout(), After: change.Target()}
+		d.Record = &Record{
+			GPU:    s.GPU,
+			Before: s.State.Layout(),
+			After:  change.Target(),
+		}
 		return d
 	}
 	if !change.Empty() {
@@ -152,7 +168,7 @@ func (s Situation) change(layout mig.Layout, change mig.Change) Decision {
 	return d
 }
 
-// partitionsInUse says which partitions in use keep the GPU from its whole layout; "" for none.
+// partitionsInUse returns which partitions in use keep the GPU from its whole layout; "" for none.
 func (s Situation) partitionsInUse(change mig.Change) string {
 	switch {
 	case change.Complete():
@@ -163,9 +179,9 @@ func (s Situation) partitionsInUse(change mig.Change) string {
 	return s.Holders.explain(s.GPU, change.Blocked)
 }
 
-// staysInService says that what is in the way of the layout stays offered meanwhile: the profile
-// wants that, or whoever uses it may never end. A program that is no pod's may run for ever, and a
-// DRA driver may give the GPU again.
+// staysInService reports whether what is in the way of the layout stays offered meanwhile: because
+// the profile wants that, or because its user may never end. A program outside pods may run
+// forever, and a DRA driver may give out the GPU again.
 func (s Situation) staysInService(wholeInUse string, possible bool) bool {
 	switch {
 	case s.Wanted.WhenBusy == sharing.RefuseWhenBusy, s.State.ProcessesHidden, s.Holders.claimed[s.GPU]:
@@ -176,13 +192,15 @@ func (s Situation) staysInService(wholeInUse string, possible bool) bool {
 	return wholeInUse != "" && s.Holders.pods[s.GPU] == ""
 }
 
-// awaitReset is Decide for a GPU whose MIG mode changes with a reset or a reboot alone.
-// Until then it is offered as it is, and the driver is asked for the mode without
-// withdrawing anything; but while somebody uses the GPU, nothing is asked of it.
+// awaitReset decides for a GPU whose MIG mode changes only with a reset or a reboot. Until then it
+// is offered as it is. The mode is requested from the driver without a withdrawal, but not while
+// the GPU is in use.
 func (s Situation) awaitReset(layout mig.Layout) Decision {
 	d := Decision{
-		State: nodereport.LayoutResetRequired, Reason: "another MIG mode waits for a reset of the GPU (mig.reset) or a reboot",
-		Layout: layout, Again: recheckInterval,
+		State:  nodereport.LayoutResetRequired,
+		Reason: "another MIG mode waits for a reset of the GPU (mig.reset) or a reboot",
+		Layout: layout,
+		Again:  recheckInterval,
 	}
 	use := s.wholeInUse()
 	if use == "" && anyBusy(s.Holders.mark(s.GPU, s.State)) {
@@ -199,14 +217,14 @@ func (s Situation) awaitReset(layout mig.Layout) Decision {
 	return d
 }
 
-// NotPermitted is why a GPU stays as it is.
+// NotPermitted is the reason if Virgate may not partition GPUs.
 const NotPermitted = "Virgate may not partition GPUs, which takes a privileged container: the chart's mig.manage"
 
-// useUnknown is why nothing that exists is changed where processes are not seen.
-const useUnknown = "in use: unknown, because the driver lists no processes to a container without the host's PID namespace (hostPID)"
+// useUnknown is the reason why nothing existing is changed while processes are not visible.
+const useUnknown = "in use: unknown, because the driver lists no processes to a container without the host's PID " +
+	"namespace (hostPID)"
 
-// wholeInUse says what keeps the GPU, as a whole, from another MIG mode; "" for
-// nothing.
+// wholeInUse returns what keeps the whole GPU from changing its MIG mode; "" for nothing.
 func (s Situation) wholeInUse() string {
 	pod, held := s.Holders.pods[s.GPU]
 	switch {
@@ -222,8 +240,7 @@ func (s Situation) wholeInUse() string {
 	return ""
 }
 
-// lasting are the partitions of the GPU that neither finishing nor undoing the
-// change touches.
+// lasting returns the GPU's partitions that neither finishing nor undoing the change affects.
 func lasting(state sharing.MIGState, record Record) map[string]bool {
 	set := map[string]bool{}
 	for _, instance := range state.Instances {

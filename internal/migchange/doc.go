@@ -1,17 +1,15 @@
-// Package migchange brings the node's GPUs to the MIG layout that is wanted of
-// them. It decides which steps lead there, what has to be withdrawn from the
-// kubelet first and what has to be waited for; makes the steps; and keeps a
-// journal, so that a change which was interrupted is finished or undone at the next
-// start. A partition that somebody uses is never destroyed.
+// Package migchange brings the node's GPUs to their wanted MIG layout. It decides which steps lead
+// there, what must be withdrawn from the kubelet first and what to wait for. It makes the steps,
+// and keeps a journal, so that an interrupted change is finished or undone at the next start. It
+// never destroys a partition in use.
 //
-// It does not place partitions, which is for package mig, and talks neither to the
-// driver nor to the kubelet itself: whoever uses it hands both over in Options.
+// Package mig places the partitions. This package accesses neither the driver nor the kubelet
+// directly: its caller provides both in Options.
 //
-// To read it: decide.go says what is to be done about one GPU, and holders.go who
-// is in the way; both are pure, but for the reading of the holders. reconciler.go goes
-// through the GPUs, and the rest are its parts, each with its own lock: offer.go says
-// what may be offered meanwhile, journal.go is what survives the program, status.go says
-// how far the GPUs are, and changes.go which of them are being changed. execute.go makes
-// the steps. Only the journal's lock is held while another of them is taken, which is
-// that of offer.go.
+// Files: decide.go decides about one GPU, and holders.go finds what is in the way; both are pure,
+// except for reading the holders. reconciler.go goes through the GPUs. The other files are its
+// parts, each with its own lock: offer.go is what may be offered meanwhile, journal.go what
+// survives a restart, status.go how far the GPUs are, and changes.go which are being changed.
+// execute.go makes the steps. Only the journal's lock is held while another lock is taken: that of
+// offer.go.
 package migchange

@@ -15,8 +15,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// executor makes the changes that have been decided. What it does with a GPU is done in the
-// goroutine that has its managedGPU.
+// executor makes the changes that were decided. It works on a GPU in the goroutine that has its
+// managedGPU.
 type executor struct {
 	*Options
 	wake     func()
@@ -25,25 +25,24 @@ type executor struct {
 	journal  *keeper
 	progress *progress
 	clients  *clients
-	// driver has room for the change whose turn it is.
+	// driver has room for the one change whose turn it is.
 	driver chan struct{}
-	// modeChanges says that the last change of a GPU's MIG mode came true.
+	// modeChanges is true if the last change of a GPU's MIG mode succeeded.
 	modeChanges atomic.Bool
-	// refused says that the driver refused this process a step towards the wanted layout, as
-	// it would for every GPU.
+	// refused is true if the driver refused this process a step towards the wanted layout, as it
+	// would for every GPU.
 	refused atomic.Bool
 
 	applied, undone, failed atomic.Uint64
 }
 
-// Results count what became of changes that had begun.
+// Results counts the changes that were applied, undone or failed.
 func (r *Reconciler) Results() (applied, undone, failed uint64) {
 	return r.executor.applied.Load(), r.executor.undone.Load(), r.executor.failed.Load()
 }
 
-// change makes a change that nothing prevents any more. From the first write
-// of the journal to the last the GPU is between two layouts, and only what belongs
-// to both is offered.
+// change makes a change that nothing prevents any more. From the first write of the journal to the
+// last, the GPU is between two layouts, and only units that belong to both are offered.
 func (e *executor) change(ctx context.Context, g *managedGPU, d Decision, holders Holders) {
 	if err := e.journal.save(func(j Journal) Journal { return j.begin(*d.Record) }); err != nil {
 		e.fail(ctx, g, err, longestRetry)
@@ -51,10 +50,10 @@ func (e *executor) change(ctx context.Context, g *managedGPU, d Decision, holder
 	}
 	g.inTheWay = d.Change.Blocked
 	e.progress.report(g, nodereport.LayoutPending, "partitions are being made")
-	_ = e.finish(ctx, g, *d.Record, holders) // It is in the status.
+	_ = e.finish(ctx, g, *d.Record, holders) // The status has the error.
 }
 
-// resume goes on with a change that an earlier run, or an earlier try, has begun.
+// resume continues a change that an earlier run, or an earlier try, has begun.
 func (e *executor) resume(ctx context.Context, g *managedGPU, record Record) {
 	e.progress.report(g, nodereport.LayoutPending, "an interrupted change is being finished")
 	state, err := e.Partitioner.State(ctx, record.GPU)
@@ -67,9 +66,9 @@ func (e *executor) resume(ctx context.Context, g *managedGPU, record Record) {
 	_ = e.finish(ctx, g, record, e.holders.read(ctx))
 }
 
-// finish makes the GPU as the change wants it or, if that fails, as it was before. If
-// both fail, the journal keeps the change for the next try. A change that ctx
-// interrupts is left to the next run. The error says why the GPU is not as the change wants it.
+// finish makes the GPU as the change wants it or, if that fails, as it was before. If both fail,
+// the journal keeps the change for the next try. A change that ctx interrupts is left to the next
+// run. The error is why the GPU is not as the change wants it.
 func (e *executor) finish(ctx context.Context, g *managedGPU, record Record, holders Holders) error {
 	e.clients.begin()
 	defer e.clients.end()
@@ -99,8 +98,8 @@ func (e *executor) finish(ctx context.Context, g *managedGPU, record Record, hol
 		err = errors.Join(err, e.end(ctx, g, record, turn))
 		e.fail(ctx, g, fmt.Errorf("undone after %w", err), longestUndone)
 	case errors.Is(err, mig.ErrInUse) && errors.Is(undoing, mig.ErrInUse):
-		// Somebody uses what neither layout has: the journal cannot help any more. What
-		// there is counts, and the next decision goes around it.
+		// Something that neither layout has is in use, so the journal cannot help any more. The
+		// next decision starts from what exists.
 		e.failed.Add(1)
 		e.fail(ctx, g, errors.Join(err, e.end(ctx, g, record, turn)), longestRetry)
 	default:
@@ -110,16 +109,15 @@ func (e *executor) finish(ctx context.Context, g *managedGPU, record Record, hol
 	return err
 }
 
-// turn is a GPU's turn at the driver: the time between its first step and the reading of
-// what became of them. resume undoes Options.LetGo, before that reading. Both may be
-// called again.
+// turn is a GPU's turn at the driver, from its first step until its new state is read. resume
+// undoes Options.LetGo before that reading. Both functions may be called repeatedly.
 type turn struct{ resume, end func() }
 
-// takeTurn waits for the GPU's turn; nil when ctx ends first.
+// takeTurn waits for the GPU's turn; it returns nil if ctx ends first.
 func (e *executor) takeTurn(ctx context.Context, record Record) *turn {
 	resume := func() {}
 	if e.LetGo != nil && record.Before.MIG != record.After.MIG {
-		if undo, err := e.LetGo(ctx, record.GPU); err == nil { // Or else the step fails, and says why.
+		if undo, err := e.LetGo(ctx, record.GPU); err == nil { // If it fails, the step fails, too, and reports why.
 			resume = sync.OnceFunc(undo)
 		}
 	}
@@ -132,13 +130,13 @@ func (e *executor) takeTurn(ctx context.Context, record Record) *turn {
 	}
 }
 
-// errNoProgress says that the driver does not list what it said it did.
+// errNoProgress: the driver does not list what it reported as done.
 var errNoProgress = errors.New("the driver said that it was done, and lists something else")
 
-// apply makes steps until the GPU is as the target says. It lists the GPU again after
-// each: what became of a step that failed, or was never answered, is seen and not
-// guessed, and at the end the whole is verified. It goes on while every step leaves
-// one less to make. The holders are those from before: nobody is given what it destroys.
+// apply makes steps until the GPU matches target. It reads the GPU after each step: so the result
+// of a step that failed or was not answered is seen rather than guessed, and the end result is
+// verified. It continues while each step leaves fewer to make. holders may be from before the
+// change, because no pod can get what it destroys.
 func (e *executor) apply(ctx context.Context, g *managedGPU, target mig.PlacedLayout, holders Holders) error {
 	gpu, failure := g.status.GPU, errNoProgress
 	target.Partitions = slices.Clone(target.Partitions)
@@ -153,7 +151,7 @@ func (e *executor) apply(ctx context.Context, g *managedGPU, target mig.PlacedLa
 			}
 			return err
 		}
-		// Some drivers list their profiles only now, with MIG mode on.
+		// Some drivers list their profiles only with MIG mode on.
 		for i, p := range target.Partitions {
 			target.Partitions[i].Profile = state.Geometry.Name(p.Profile)
 		}
@@ -181,13 +179,12 @@ func (e *executor) apply(ctx context.Context, g *managedGPU, target mig.PlacedLa
 	}
 }
 
-// makeStep makes one step, and logs it: what was done to a GPU can then be read
-// beside what virgate mig plan said.
+// makeStep makes one step and logs it, so that the log can be compared with virgate mig plan.
 func (e *executor) makeStep(ctx context.Context, gpu string, step mig.Step) error {
 	return e.logStep(gpu, step, e.Partitioner.Apply(ctx, gpu, step))
 }
 
-// logStep logs what became of a step, which it returns.
+// logStep logs the result of a step and returns it.
 func (e *executor) logStep(gpu string, step mig.Step, err error) error {
 	if errors.Is(err, mig.ErrNoPermission) {
 		e.refused.Store(true)
@@ -200,9 +197,9 @@ func (e *executor) logStep(gpu string, step mig.Step, err error) error {
 	return err
 }
 
-// end offers what the GPU has now, and then takes the change out of the journal. The
-// inventory may still show what was there before, so until it does not, only what
-// the GPU has is offered. That ends its turn.
+// end offers what the GPU has now, and then removes the change from the journal. The inventory may
+// still show the old partitions; until it is current, only units that the GPU has are offered. That
+// ends its turn.
 func (e *executor) end(ctx context.Context, g *managedGPU, record Record, turn *turn) error {
 	state, err := e.Partitioner.State(ctx, record.GPU)
 	if err != nil {
@@ -216,7 +213,7 @@ func (e *executor) end(ctx context.Context, g *managedGPU, record Record, turn *
 	err = e.Refresh(limit)
 	turn.end()
 	if err != nil && record.Before.MIG != record.After.MIG {
-		// Its device node may be another GPU's by now.
+		// Its device node may belong to another GPU now.
 		return err
 	}
 	g.left = partitionsOf(state.Instances)
@@ -235,11 +232,11 @@ func (e *executor) end(ctx context.Context, g *managedGPU, record Record, turn *
 	})
 }
 
-// refreshLimit bounds how long a change waits for the GPUs to be read again.
+// refreshLimit limits how long a change waits for the GPUs to be read again.
 const refreshLimit = 30 * time.Second
 
-// fail reports the error and delays the next try, by at most longest. Until then the
-// GPU stays as it is, and what is offered of it does too.
+// fail reports the error and delays the next try, by at most longest. Until then the GPU and its
+// offer stay as they are.
 func (e *executor) fail(ctx context.Context, g *managedGPU, err error, longest time.Duration) time.Duration {
 	state, reason := nodereport.LayoutFailed, err.Error()
 	g.resetRequired = errors.Is(err, mig.ErrResetRequired)
@@ -265,16 +262,15 @@ func (e *executor) fail(ctx context.Context, g *managedGPU, err error, longest t
 	return wait
 }
 
-// The pause after a failure doubles from the first to the longest. What was begun
-// and undone took free partitions away from everybody for a while, and does so at
-// each try: it is tried more rarely in the end.
+// The pause after a failure doubles from firstRetry to longestRetry. Each try that is undone takes
+// free partitions out of service for a while, so its pauses grow up to longestUndone.
 const (
 	firstRetry    = 5 * time.Second
 	longestRetry  = 5 * time.Minute
 	longestUndone = time.Hour
 )
 
-// retryAfter is the pause after so many failures in a row, with jitter.
+// retryAfter returns the pause after so many failures in a row, with jitter.
 func retryAfter(failures int, longest time.Duration) time.Duration {
 	pause := min(firstRetry<<min(failures-1, 10), longest)
 	return pause/2 + rand.N(pause/2)

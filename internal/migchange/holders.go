@@ -15,29 +15,31 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Holders says who holds which unit, as the kubelet tells. The zero Holders is a
-// node on which no pod holds any.
+// Holders are the holders of units according to the kubelet. The zero Holders is a node on which no
+// pod holds any.
 type Holders struct {
-	// pods are the holders by unit. claimed are the units that are held by claims; a GPU is
-	// held with all of its partitions then.
+	// pods are the holders by unit. claimed are the units held by claims; a claimed GPU is held
+	// with all its partitions.
 	pods    map[string]string
 	claimed map[string]bool
-	// doubtful are the units whose holder may be gone: the kubelet does not say which
-	// pod has them.
+	// doubtful are the units whose holder may have ended: the kubelet does not name their pod.
 	doubtful map[string]bool
-	// err says why that cannot be known; nil when it is.
+	// err is why the holders are unknown; nil if they are known.
 	err error
 }
 
 var errHoldersUnknown = errors.New("what pods hold cannot be read")
 
-// NewHolders makes Holders of what was asked of the kubelet: its answer, or why
-// there is none.
+// NewHolders makes Holders from the kubelet's answer or error.
 func NewHolders(allocations []sharing.Allocation, err error) Holders {
 	if err != nil {
 		return Holders{err: fmt.Errorf("%w: %w", errHoldersUnknown, err)}
 	}
-	h := Holders{pods: map[string]string{}, claimed: map[string]bool{}, doubtful: map[string]bool{}}
+	h := Holders{
+		pods:     map[string]string{},
+		claimed:  map[string]bool{},
+		doubtful: map[string]bool{},
+	}
 	for unit, holders := range sharing.HoldersByUnit(allocations) {
 		for _, a := range holders {
 			h.pods[unit] = a.Holder()
@@ -50,7 +52,7 @@ func NewHolders(allocations []sharing.Allocation, err error) Holders {
 	return h
 }
 
-// keep counts free units as held that are offered by DRA.
+// keep marks free units that are offered by DRA as held.
 func (h Holders) keep(byDRA []string) {
 	for _, unit := range byDRA {
 		if h.pods[unit] == "" {
@@ -63,8 +65,8 @@ func (h Holders) known() bool { return h.err == nil }
 
 func (h Holders) doubtfulUnits() []string { return slices.Sorted(maps.Keys(h.doubtful)) }
 
-// mark returns the GPU's state with what pods hold as busy, and with everything
-// busy while that is not known, or who uses it.
+// mark returns the GPU's state with what pods hold marked busy. If holders or processes are
+// unknown, everything is busy.
 func (h Holders) mark(gpu string, state sharing.MIGState) sharing.MIGState {
 	if !h.known() || state.ProcessesHidden {
 		return state.WithBusy(func(string) bool { return true })
@@ -72,8 +74,8 @@ func (h Holders) mark(gpu string, state sharing.MIGState) sharing.MIGState {
 	return h.markHeld(gpu, state)
 }
 
-// markHeld is mark for a change that has begun: what it destroys was free, and not
-// knowing is no reason to leave it half done.
+// markHeld is mark for a change that has begun. What it destroys was free, and unknown holders are
+// no reason to leave it half done.
 func (h Holders) markHeld(gpu string, state sharing.MIGState) sharing.MIGState {
 	return state.WithBusy(func(uuid string) bool { return h.pods[uuid] != "" || h.claimed[gpu] })
 }
@@ -98,20 +100,19 @@ func (h Holders) explain(gpu string, blocked []mig.Blocked) string {
 	return strings.Join(reasons, "; ")
 }
 
-// holderReader reads who holds what, which any goroutine may ask it to. The rest is for the one
-// that looks at the GPUs.
+// holderReader reads the holders. Any goroutine may call read; the rest is for the goroutine that
+// checks the GPUs.
 type holderReader struct {
 	*Options
-	// seen says that the holders could be read once. Until deadline that is waited for.
+	// seen is true once the holders have been read. Until deadline, that is waited for.
 	seen     atomic.Bool
 	deadline time.Time
 }
 
-// awaitKubelet is how long, after the start, a kubelet is waited for that cannot be
-// read.
+// awaitKubelet is how long after the start Virgate waits for an unreadable kubelet.
 const awaitKubelet = time.Minute
 
-// begin has the time for the kubelet begin, the first time.
+// begin sets the deadline at the first call.
 func (r *holderReader) begin() {
 	if r.deadline.IsZero() {
 		r.deadline = r.now().Add(awaitKubelet)

@@ -8,40 +8,39 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// Journal is what must be known after a crash or a reboot of the GPUs whose MIG
-// layout Virgate changes. It is written before the first step of a change and after
-// the last, and never modified in place.
+// Journal is what must survive a crash or a reboot, for the GPUs whose MIG layout Virgate changes.
+// It is written before the first step of a change and after the last, and never modified in place.
 type Journal struct {
 	Underway []Record `json:"underway"` // changes that have begun and not ended
-	// Enabled are the UUIDs of the GPUs that Virgate keeps in MIG mode. Nobody has
-	// been given one as a whole, so whoever finds the mode off may enable it again.
+	// Enabled are the UUIDs of the GPUs that Virgate keeps in MIG mode. No pod has been given one
+	// as a whole, so if their MIG mode is found off, it may be enabled again.
 	Enabled []string `json:"enabled"`
-	// PausedClients are labels of the Node that say since a change that programs are paused: see ClientLabels.
+	// PausedClients are the Node's labels whose programs were paused for a change: see
+	// ClientLabels.
 	PausedClients []string `json:"pausedClients,omitempty"`
 }
 
-// Record is a change of a GPU that has begun: it must be finished, or undone,
-// before the GPU is used again.
+// Record is a change of a GPU that has begun: it must be finished or undone before the GPU is used
+// again.
 type Record struct {
 	// GPU is the GPU's UUID.
 	GPU string `json:"gpu"`
-	// Before is how it was partitioned, After how it is to be.
+	// Before is how it was partitioned, After how it will be.
 	Before mig.PlacedLayout `json:"before"`
 	After  mig.PlacedLayout `json:"after"`
 }
 
-// Store keeps the journal, as the state file does.
+// Store stores the journal; the state file implements it.
 type Store interface {
-	// Read fills value from the section; false when there is none.
+	// Read fills value from the section; it returns false if there is none.
 	Read(section string, value any) (bool, error)
-	// WriteOrForget makes value the section's content, and returns when it is on disk.
-	// On an error the section is as before, and no later write brings value along: a
-	// change that could not be recorded does not begin, and the next run must not find
-	// it.
+	// WriteOrForget makes value the section's content, and returns when it is on disk. After an
+	// error the section is as before, and no later write stores value: a change that could not be
+	// recorded does not begin, and the next run must not find it.
 	WriteOrForget(section string, value any) error
 }
 
-// section is the journal's in the Store.
+// section is the journal's name in the Store.
 const section = "journal"
 
 func loadJournal(store Store) (Journal, error) {
@@ -66,7 +65,7 @@ func (j Journal) save(store Store) error {
 	})
 }
 
-// record is the GPU's change; false for none.
+// record returns the GPU's change; false if there is none.
 func (j Journal) record(gpu string) (Record, bool) {
 	i := slices.IndexFunc(j.Underway, func(r Record) bool { return r.GPU == gpu })
 	if i < 0 {
@@ -75,7 +74,7 @@ func (j Journal) record(gpu string) (Record, bool) {
 	return j.Underway[i], true
 }
 
-// begin is the journal with that change under way.
+// begin returns the journal with that change under way.
 func (j Journal) begin(r Record) Journal {
 	j.Underway = append(slices.Clone(j.Underway), r)
 	if !r.After.MIG {
@@ -84,14 +83,13 @@ func (j Journal) begin(r Record) Journal {
 	return j
 }
 
-// end is the journal when nothing is under way on the GPU.
+// end returns the journal with no change under way on the GPU.
 func (j Journal) end(gpu string) Journal {
 	j.Underway = slices.DeleteFunc(slices.Clone(j.Underway), func(r Record) bool { return r.GPU == gpu })
 	return j
 }
 
-// withEnabled is the journal of a Virgate that keeps the GPU in MIG mode, or does
-// not.
+// withEnabled returns the journal with or without the GPU among those kept in MIG mode.
 func (j Journal) withEnabled(gpu string, enabled bool) Journal {
 	j.Enabled = slices.DeleteFunc(slices.Clone(j.Enabled), func(other string) bool { return other == gpu })
 	if enabled {
@@ -100,20 +98,20 @@ func (j Journal) withEnabled(gpu string, enabled bool) Journal {
 	return j
 }
 
-// keeper keeps the journal in the Store, and has what is offered follow it. Any goroutine may
-// call its methods.
+// keeper keeps the journal in the Store, and updates offers from it. Any goroutine may call its
+// methods.
 type keeper struct {
 	*Options
 	offers *offers
 
-	// mu is held while the journal is written and offers follow it, so that both happen in
-	// the same order.
+	// mu is held while the journal is written and offers are updated, so that both happen in the
+	// same order.
 	mu      sync.Mutex
 	loaded  bool
 	journal Journal
 }
 
-// load reads the journal, the first time.
+// load reads the journal at the first call.
 func (k *keeper) load() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -122,13 +120,14 @@ func (k *keeper) load() {
 	}
 	k.loaded = true
 	var err error
-	if k.journal, err = loadJournal(k.Store); err != nil {
+	k.journal, err = loadJournal(k.Store)
+	if err != nil {
 		k.Logger.Error("journal of MIG changes not read", "error", err)
 	}
 	k.offers.follow(k.journal)
 }
 
-// current is the journal, which is never modified.
+// current returns the journal, which is never modified.
 func (k *keeper) current() Journal {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -147,7 +146,7 @@ func (k *keeper) save(edit func(Journal) Journal) error {
 	return nil
 }
 
-// saveEnabled keeps whether Virgate keeps the GPU in MIG mode.
+// saveEnabled records whether Virgate keeps the GPU in MIG mode.
 func (k *keeper) saveEnabled(gpu string, enabled bool) {
 	if slices.Contains(k.current().Enabled, gpu) == enabled {
 		return

@@ -9,31 +9,31 @@ import (
 	"github.com/virgate/virgate/internal/units"
 )
 
-// offered is what may be offered of the GPUs that are being changed. It is not
-// modified after it was published.
+// offered is what may be offered of the GPUs that are being changed. It is not modified once
+// published.
 type offered struct {
-	// only are the units by GPU, for GPUs that are limited.
+	// only are the units that may be offered, by GPU, for limited GPUs.
 	only map[string]map[string]bool
-	// partitionsOnly are the GPUs that are never offered as a whole, also when their
-	// MIG mode was found off: after a reset it may be.
+	// partitionsOnly are the GPUs that are never offered as a whole, even if their MIG mode is off,
+	// as it may be after a reset.
 	partitionsOnly map[string]bool
-	// begun are the GPUs of which the journal has a change: under way, or interrupted.
+	// begun are the GPUs with a change in the journal: under way, or interrupted.
 	begun map[string]bool
 }
 
 // repartitioning completes "the device …".
 const repartitioning = "is being repartitioned"
 
-// offers is what may be offered of the GPUs while they are changed, and what Allocate refuses
-// of them. Any goroutine may call its methods, for a GPU the one that has its managedGPU.
+// offers controls what may be offered of the GPUs while they are changed, and what Allocate
+// refuses. Any goroutine may call its methods; for one GPU, the goroutine that has its managedGPU.
 type offers struct {
 	*Options
 	published atomic.Pointer[offered]
 
 	mu sync.Mutex
-	// only are the units by GPU that may be offered, for GPUs that are limited.
+	// only are the units that may be offered, by GPU, for limited GPUs.
 	only map[string]map[string]bool
-	// refused are the units by GPU that Allocate refuses.
+	// refused are the units that Allocate refuses, by GPU.
 	refused map[string][]string
 	journal Journal
 }
@@ -48,7 +48,7 @@ func newOffers(o *Options) *offers {
 	return offers
 }
 
-// Reservations are the units that must not be offered while GPUs are being changed.
+// Reservations returns the units that must not be offered while GPUs are being changed.
 func (r *Reconciler) Reservations() []units.Reservation {
 	return r.offers.published.Load().reservations()
 }
@@ -74,8 +74,8 @@ func (o *offered) reservations() (list []units.Reservation) {
 	return list
 }
 
-// limit lets only those units of the GPU be offered, or with nil the whole GPU once
-// the inventory shows it as it is. It says whether that is news.
+// limit allows only these units of the GPU to be offered. With nil it allows the whole GPU once the
+// inventory is current. It reports whether that is a change.
 func (o *offers) limit(g *managedGPU, only map[string]bool) bool {
 	gpu := g.status.GPU
 	o.mu.Lock()
@@ -87,28 +87,29 @@ func (o *offers) limit(g *managedGPU, only map[string]bool) bool {
 	if only == nil && g.stale || (only == nil) == (before == nil) && maps.Equal(before, only) {
 		return false
 	}
-	if o.only[gpu] = only; only == nil {
+	o.only[gpu] = only
+	if only == nil {
 		delete(o.only, gpu)
 	}
 	o.publish()
 	return true
 }
 
-// limitAndPlan is limit with a plan.
+// limitAndPlan calls limit, and Plan after a change.
 func (o *offers) limitAndPlan(ctx context.Context, g *managedGPU, only map[string]bool) {
 	if o.limit(g, only) {
 		o.Plan(ctx)
 	}
 }
 
-// limits are the units by GPU that may be offered now, for GPUs that are limited.
+// limits returns the units that may be offered now, by GPU, for limited GPUs.
 func (o *offers) limits() map[string]map[string]bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return maps.Clone(o.only)
 }
 
-// refuse has Allocate refuse what these changes take away.
+// refuse makes Allocate refuse the units that these changes withdraw.
 func (o *offers) refuse(changes []*look) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -118,7 +119,7 @@ func (o *offers) refuse(changes []*look) {
 	o.setRefusals()
 }
 
-// allow has Allocate refuse nothing of the GPU any more.
+// allow ends all of Allocate's refusals for the GPU.
 func (o *offers) allow(gpu string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -132,7 +133,7 @@ func (o *offers) allowLocked(gpu string) {
 	}
 }
 
-// setRefusals must be called with the lock, so that an older set cannot replace a newer one.
+// setRefusals requires the lock, so that an older set cannot replace a newer one.
 func (o *offers) setRefusals() {
 	refused := map[string]string{}
 	for _, list := range o.refused {
@@ -143,7 +144,7 @@ func (o *offers) setRefusals() {
 	o.Devices.SetRefusals(refused)
 }
 
-// forget drops what is known of the GPU. What the journal has of it still counts.
+// forget drops the state of the GPU. Its change in the journal still counts.
 func (o *offers) forget(gpu string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -152,7 +153,7 @@ func (o *offers) forget(gpu string) {
 	o.publish()
 }
 
-// follow has what is offered follow the journal that is kept now.
+// follow updates the offer from the new journal.
 func (o *offers) follow(journal Journal) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -160,7 +161,7 @@ func (o *offers) follow(journal Journal) {
 	o.publish()
 }
 
-// publish must be called with the lock, for the same reason as setRefusals.
+// publish requires the lock, for the same reason as setRefusals.
 func (o *offers) publish() {
 	next := offered{
 		only:           maps.Clone(o.only),
@@ -173,7 +174,7 @@ func (o *offers) publish() {
 	for _, change := range o.journal.Underway {
 		next.begun[change.GPU] = true
 		if next.only[change.GPU] == nil {
-			// Nobody has looked yet at what of it is in both layouts.
+			// It is not known yet which of its units are in both layouts.
 			next.only[change.GPU] = map[string]bool{}
 		}
 	}

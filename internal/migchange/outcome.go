@@ -11,16 +11,18 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Problem says why nothing can be done about the GPU even if all of it is free; else empty.
+// Problem returns why nothing can be done about the GPU even if all of it is free; "" if something
+// can.
 func (d Decision) Problem() string {
-	if d.State == nodereport.LayoutFailed || d.State == nodereport.LayoutResetRequired || d.State == nodereport.LayoutBlocked && d.Change.Complete() {
+	if d.State == nodereport.LayoutFailed || d.State == nodereport.LayoutResetRequired ||
+		d.State == nodereport.LayoutBlocked && d.Change.Complete() {
 		return d.Reason
 	}
 	return ""
 }
 
-// After is the GPU as it will be when what can be done now has been done. Partitions that have
-// yet to be made have a UUID that no driver gives.
+// After returns the GPU as it will be after what can be done now. New partitions get a UUID that no
+// driver uses.
 func (d Decision) After(gpu sharing.GPU) sharing.GPU {
 	if d.Record == nil {
 		return gpu
@@ -28,7 +30,11 @@ func (d Decision) After(gpu sharing.GPU) sharing.GPU {
 	have := slices.Clone(gpu.Partitions)
 	gpu.MIG, gpu.Partitions = d.Change.MIG, nil
 	for i, p := range d.Change.Result {
-		next := sharing.Partition{UUID: fmt.Sprintf("%s/new/%d", gpu.UUID, i), Profile: p.Profile, Placement: p.Placement}
+		next := sharing.Partition{
+			UUID:      fmt.Sprintf("%s/new/%d", gpu.UUID, i),
+			Profile:   p.Profile,
+			Placement: p.Placement,
+		}
 		at := func(old sharing.Partition) bool { return old.Profile == p.Profile && old.Placement == p.Placement }
 		if kept := slices.IndexFunc(have, at); kept >= 0 {
 			next = have[kept]
@@ -40,7 +46,7 @@ func (d Decision) After(gpu sharing.GPU) sharing.GPU {
 	return gpu
 }
 
-// Made is how many partitions the steps make.
+// Made returns how many partitions the steps create.
 func (d Decision) Made() (count int) {
 	for _, step := range d.Steps {
 		if step.Action == mig.CreateCompute {
@@ -50,9 +56,14 @@ func (d Decision) Made() (count int) {
 	return count
 }
 
-// Situation is the GPU's if that were wanted, and it were held so. It changes nothing, and any
-// goroutine may call it.
-func (r *Reconciler) Situation(ctx context.Context, gpu sharing.GPU, wanted sharing.MIGConfig, held []sharing.Allocation) (Situation, error) {
+// Situation returns the GPU's situation with that configuration and those holders. It changes
+// nothing, and any goroutine may call it.
+func (r *Reconciler) Situation(
+	ctx context.Context,
+	gpu sharing.GPU,
+	wanted sharing.MIGConfig,
+	held []sharing.Allocation,
+) (Situation, error) {
 	state, err := r.Partitioner.State(ctx, gpu.UUID)
 	if r.Changing(gpu.UUID) {
 		err = errors.New("it is being partitioned just now")
@@ -65,12 +76,20 @@ func (r *Reconciler) Situation(ctx context.Context, gpu sharing.GPU, wanted shar
 	if r.ByDRA != nil {
 		holders.keep(r.ByDRA())
 	}
-	return Situation{GPU: gpu.UUID, State: state, Wanted: wanted, Holders: holders, KeptInMIG: slices.Contains(r.journal.current().Enabled, gpu.UUID)}, nil
+	return Situation{
+		GPU:       gpu.UUID,
+		State:     state,
+		Wanted:    wanted,
+		Holders:   holders,
+		KeptInMIG: slices.Contains(r.journal.current().Enabled, gpu.UUID),
+	}, nil
 }
 
-// Unused is the situation when nobody uses the GPU any more.
+// Unused returns the situation once the GPU is no longer used.
 func (s Situation) Unused() Situation {
-	s.Holders, s.State.Busy, s.State.ProcessesHidden = Holders{}, false, false
+	s.Holders = Holders{}
+	s.State.Busy = false
+	s.State.ProcessesHidden = false
 	s.State = s.State.WithBusy(func(string) bool { return false })
 	for _, instance := range s.State.Instances {
 		for i := range instance.Computes {

@@ -15,67 +15,68 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Partitioner lists and changes how GPUs are partitioned. The Reconciler calls it from
-// several goroutines, Apply for one GPU from one at a time.
+// Partitioner lists and changes the partitioning of GPUs. The Reconciler calls it from several
+// goroutines, but Apply for one GPU from one goroutine at a time.
 type Partitioner interface {
-	// State lists how the GPU of that UUID is partitioned, exactly; what cannot be
-	// listed exactly is an error.
+	// State returns exactly how the GPU with that UUID is partitioned; if that cannot be listed
+	// exactly, it fails.
 	State(ctx context.Context, gpu string) (sharing.MIGState, error)
-	// Apply makes one step. What became of it when it fails is not known.
+	// Apply makes one step. After an error, its result is unknown.
 	Apply(ctx context.Context, gpu string, step mig.Step) error
 }
 
-// Devices keeps units from being granted; see plugin.Manager.
+// Devices prevents units from being granted; see plugin.Manager.
 type Devices interface {
 	Withdrawn(units ...string) bool
-	// SetRefusals refuses these units, and no others, for a MIG change.
+	// SetRefusals refuses exactly these units for a MIG change.
 	SetRefusals(units map[string]string)
 	RefreshHolders(units ...string)
 }
 
-// Options are what a Reconciler works with.
+// Options are a Reconciler's inputs and callbacks.
 type Options struct {
 	Partitioner Partitioner
-	// LetGo has this program let go of a GPU, for a change of its MIG mode, until resume
-	// is called; nil where nothing else in it uses the GPUs. What it waits for can then be
-	// over when it is the GPU's turn.
+	// LetGo makes the other parts of this program close a GPU, for a change of its MIG mode, until
+	// resume is called; nil if none use the GPUs. It is called before the GPU's turn, so that what
+	// it waits for can be over by then.
 	LetGo func(ctx context.Context, gpu string) (resume func(), err error)
-	// Store keeps the journal; nil for GPUs that do not outlive the program.
+	// Store keeps the journal; nil if the GPUs do not outlive the program.
 	Store Store
-	// Devices is nil where no kubelet is served.
+	// Devices is nil if no kubelet is served.
 	Devices Devices
-	// Holders says who holds which devices; nil where that cannot be known.
+	// Holders returns the holders of devices; nil if unknown.
 	Holders func(ctx context.Context) ([]sharing.Allocation, error)
-	// ByDRA are the units that may be given to a claim at any moment; nil for none. They stay as
-	// they are.
+	// ByDRA returns the units that may be given to a claim at any moment; nil for none. They stay
+	// as they are.
 	ByDRA func() []string
-	// Clients are labels by which other programs that have GPUs open can be paused; nil for none. With PauseClients that is
-	// done for a change that fails because of one. Without, only what an earlier run has paused is taken back.
+	// Clients are labels by which other programs that have GPUs open can be paused; nil for none.
+	// With PauseClients, they are paused if a change fails because of them. Without it, only what
+	// an earlier run has paused is resumed.
 	Clients      ClientLabels
 	PauseClients bool
-	// Inputs are the node's GPUs and what is wanted of them; an error says that they
-	// are not known.
+	// Inputs returns the node's GPUs and the configuration wanted for them; it fails if they are
+	// unknown.
 	Inputs func() (gpus []sharing.GPU, wanted sharing.MIGConfig, err error)
-	// Resources are those that these GPUs would be offered as; nil where no kubelet is
+	// Resources returns the resources that these GPUs would be offered as; nil if no kubelet is
 	// served.
 	Resources func(gpus []sharing.GPU) []sharing.Resource
-	// Plan plans with what Reservations says now, and returns when the new plan is out;
-	// nil for none.
+	// Plan makes a plan with the current Reservations, and returns when it is published; nil
+	// disables it.
 	Plan func(ctx context.Context)
-	// Changed is called when Status returns something else; nil for none.
+	// Changed is called when Status has changed; nil disables it.
 	Changed func()
-	// Refresh has the GPUs read again for Inputs; nil where that is not needed.
+	// Refresh reads the GPUs again for Inputs; nil if that is not needed.
 	Refresh func(ctx context.Context) error
 	Logger  *slog.Logger
 
 	now func() time.Time
 }
 
-// Reconciler brings the GPUs to their wanted layout. Reservations, Status, Results, Wake
-// and WakeIfWaiting may be called from any goroutine, the rest from one.
+// Reconciler brings the GPUs to their wanted layout. Prepare and Run must be called from one
+// goroutine; the other methods may be called from any.
 //
-// That goroutine looks at the GPUs and decides; each change that has begun is made in
-// a goroutine of its own, which has the GPU's managedGPU to itself until it ends.
+// That goroutine checks the GPUs and decides. Each change is made in its own goroutine, which has
+// the GPU's managedGPU to itself until it ends.
 type Reconciler struct {
 	Options
 	wake     chan struct{}
@@ -92,40 +93,40 @@ type Reconciler struct {
 	wanted sharing.MIGConfig
 }
 
-// managedGPU is what is known of one GPU, and done about it. It needs no lock: while a change is
-// under way, that has it, and else the goroutine that looks at the GPUs.
+// managedGPU is the state of one GPU. It needs no lock: while a change is under way, only the
+// change uses it, otherwise only the goroutine that checks the GPUs.
 type managedGPU struct {
 	status nodereport.GPULayout
-	// stale says that the GPU has other partitions than before, those in left, and
-	// that the inventory may not show them yet.
+	// stale is true if the GPU now has the partitions in left, and the inventory may not show them
+	// yet.
 	stale bool
 	left  map[string]bool
 	// inTheWay are the partitions in use that the layout has no place for.
 	inTheWay []mig.Blocked
-	// logged is the last state that was logged, other than pending.
+	// logged is the last state that was logged, except pending.
 	logged stateReason
-	// last is the last look, nil when nothing of it counts any more. While a GPU waits, it
-	// stands until lookAt as long as so many of its units are withdrawn.
+	// last is the last look, nil if it is no longer valid. While a GPU waits, it is valid until
+	// lookAt if the number of its withdrawn units stays the same.
 	last      *look
 	lookAt    time.Time
 	withdrawn int
-	// tried is what the failures below are about.
+	// tried is the configuration that the failures below belong to.
 	tried sharing.MIGConfig
-	// notPermitted says that the driver refused this process. To try again would only
-	// withdraw devices again: another profile or start has to come.
+	// notPermitted is true if the driver refused this process. Another try would only withdraw
+	// devices again, so it waits for another profile or a restart.
 	notPermitted bool
-	// resetRequired says that the last failure was that the GPU has to be reset. It is
-	// looked at all the same: somebody may have done that.
+	// resetRequired is true if the last failure was that the GPU must be reset. The GPU is still
+	// checked, because it may have been reset.
 	resetRequired bool
-	// pausedInVain says which other programs it did not help to pause, and for how long they were. That is not done again
-	// for the same layout. It is empty when it was not tried, or helped.
+	// pausedInVain names the programs whose pause did not help, and how long it lasted. They are
+	// not paused again for the same layout. It is empty if pausing was not tried, or helped.
 	pausedInVain string
-	// failures in a row put off the next try until retryAt.
+	// failures is the number of failures in a row, which postpone the next try until retryAt.
 	failures int
 	retryAt  time.Time
 }
 
-// isShownBy says that the inventory has the GPU as it was left.
+// isShownBy reports whether the inventory shows the GPU as it was left.
 func (g *managedGPU) isShownBy(gpu sharing.GPU) bool {
 	shown := map[string]bool{}
 	for _, p := range gpu.Partitions {
@@ -134,7 +135,7 @@ func (g *managedGPU) isShownBy(gpu sharing.GPU) bool {
 	return gpu.MIG == g.status.MIG && maps.Equal(shown, g.left)
 }
 
-// New makes a reconciler that has done nothing yet.
+// New returns a Reconciler that has not started.
 func New(o Options) *Reconciler {
 	if o.Devices == nil {
 		o.Devices = noKubelet{}
@@ -161,7 +162,11 @@ func New(o Options) *Reconciler {
 	r.offers = newOffers(&r.Options)
 	r.journal = &keeper{Options: &r.Options, offers: r.offers}
 	r.progress = newProgress(&r.Options)
-	r.clients = &clients{Options: &r.Options, journal: r.journal, wake: make(chan struct{}, 1)}
+	r.clients = &clients{
+		Options: &r.Options,
+		journal: r.journal,
+		wake:    make(chan struct{}, 1),
+	}
 	r.executor = &executor{
 		Options:  &r.Options,
 		wake:     r.Wake,
@@ -175,17 +180,16 @@ func New(o Options) *Reconciler {
 	return r
 }
 
-// noKubelet stands in for Devices where no kubelet is served.
+// noKubelet replaces Devices if no kubelet is served.
 type noKubelet struct{}
 
 func (noKubelet) Withdrawn(...string) bool      { return true }
 func (noKubelet) SetRefusals(map[string]string) {}
 func (noKubelet) RefreshHolders(...string)      {}
 
-// Once brings the GPUs to their layouts as far as that goes now, where no program
-// serves the kubelet: nothing is withdrawn, and what pods and processes use is left
-// alone. Without Holders no pod holds anything. It returns what became of the GPUs,
-// by index. The error is that of Inputs.
+// Once brings the GPUs to their layouts as far as possible now, without serving a kubelet. It
+// withdraws nothing, and leaves alone what pods and processes use. Without Holders it assumes that
+// no pod holds anything. It returns the state of the GPUs, by index, and the error of Inputs.
 func Once(ctx context.Context, o Options) ([]nodereport.GPULayout, error) {
 	if o.Holders == nil {
 		o.Holders = func(context.Context) ([]sharing.Allocation, error) { return nil, nil }
@@ -195,7 +199,7 @@ func Once(ctx context.Context, o Options) ([]nodereport.GPULayout, error) {
 	return r.Status(), err
 }
 
-// Wake has Run look at the GPUs again. It does not wait.
+// Wake makes Run check the GPUs again. It does not wait.
 func (r *Reconciler) Wake() {
 	select {
 	case r.wake <- struct{}{}:
@@ -203,18 +207,17 @@ func (r *Reconciler) Wake() {
 	}
 }
 
-// WakeIfWaiting is Wake for when a list or a holder has changed, which is nothing to a
-// GPU that has its layout.
+// WakeIfWaiting calls Wake if a GPU waits for its layout. It is for changes of lists and holders,
+// which do not matter otherwise.
 func (r *Reconciler) WakeIfWaiting() {
 	if r.progress.waiting.Load() {
 		r.Wake()
 	}
 }
 
-// Prepare brings the GPUs as far as it can before anything is registered: what a
-// crash left is finished or undone, and what a reboot or a reset took away is made
-// again, so that the pods which had it are admitted again. It returns when that is
-// done, or could not be, or ctx ends.
+// Prepare brings the GPUs as far as possible before anything is registered. It finishes or undoes
+// what a crash left, and makes again what a reboot or a reset removed, so that the pods that had it
+// are admitted again. It returns when that is done or has failed, or when ctx ends.
 func (r *Reconciler) Prepare(ctx context.Context) {
 	for {
 		if _, _, err := r.Inputs(); err == nil {
@@ -229,8 +232,8 @@ func (r *Reconciler) Prepare(ctx context.Context) {
 	_ = r.passes(ctx, true)
 }
 
-// passes goes over the GPUs until nothing can be done at once any more: a pass may
-// finish one change of a GPU, and the next one begin another.
+// passes repeats pass while something can be done at once: a pass may finish one change of a GPU,
+// and the next one begin another.
 func (r *Reconciler) passes(ctx context.Context, starting bool) error {
 	for n := 0; ; n++ {
 		gpus, wanted, err := r.Inputs()
@@ -244,11 +247,16 @@ func (r *Reconciler) passes(ctx context.Context, starting bool) error {
 	}
 }
 
-// maxPasses bounds the passes for a GPU where they do not go on for ever.
+// maxPasses limits the passes per GPU, in case they never settle.
 const maxPasses = 8
 
-// passAndWait is a pass with the end of the changes that it begins.
-func (r *Reconciler) passAndWait(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) time.Duration {
+// passAndWait calls pass, and waits for the changes that it begins.
+func (r *Reconciler) passAndWait(
+	ctx context.Context,
+	gpus []sharing.GPU,
+	wanted sharing.MIGConfig,
+	starting bool,
+) time.Duration {
 	before := r.changes.begun
 	again := r.pass(ctx, gpus, wanted, starting)
 	r.changes.running.Wait()
@@ -258,8 +266,7 @@ func (r *Reconciler) passAndWait(ctx context.Context, gpus []sharing.GPU, wanted
 	return again
 }
 
-// Run goes over the GPUs until ctx ends, whenever it is woken or has something to
-// wait for.
+// Run goes over the GPUs until ctx ends, whenever it is woken or a wait is over.
 func (r *Reconciler) Run(ctx context.Context) {
 	var resuming sync.WaitGroup
 	resuming.Go(func() { r.clients.run(ctx) })
@@ -288,21 +295,26 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}
 }
 
-// look is what was found out about a GPU. It is not modified.
+// look is the result of checking a GPU. It is not modified.
 type look struct {
 	gpu sharing.GPU
 	*managedGPU
 	Decision
 	starting bool
-	// withheld are the units that are not to be offered any more.
+	// withheld are the units that must not be offered any more.
 	withheld []string
 }
 
-// pass looks at all GPUs, has everything withdrawn at once that has to go, and begins
-// the changes that nothing speaks against any more. It says when to do so again; 0 for
-// when something changes. Before the node is registered, starting, nothing goes that
-// somebody may have been told of.
-func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharing.MIGConfig, starting bool) (again time.Duration) {
+// pass checks all GPUs, withdraws everything that has to go in one plan, and begins the changes
+// that nothing prevents any more. It returns when to do so again; 0 means when something changes.
+// If starting is true, the node is not registered yet, and units that the kubelet may know are
+// kept.
+func (r *Reconciler) pass(
+	ctx context.Context,
+	gpus []sharing.GPU,
+	wanted sharing.MIGConfig,
+	starting bool,
+) (again time.Duration) {
 	r.journal.load()
 	if !reflect.DeepEqual(r.wanted, wanted) {
 		r.wanted = wanted
@@ -343,13 +355,13 @@ func (r *Reconciler) pass(ctx context.Context, gpus []sharing.GPU, wanted sharin
 	}
 	again = sooner(again, r.begin(ctx, looks, starting))
 	r.progress.publish()
-	if fresh && len(doubtful) > 0 { // To be asked has the kubelet read, which wakes the next pass.
+	if fresh && len(doubtful) > 0 { // The request makes the kubelet be read, which wakes the next pass.
 		r.Devices.RefreshHolders(slices.Compact(slices.Sorted(slices.Values(doubtful)))...)
 	}
 	return again
 }
 
-// sooner is the shorter of two waits, of which 0 is none.
+// sooner returns the shorter of two waits, of which 0 means none.
 func sooner(a, b time.Duration) time.Duration {
 	if a == 0 || b > 0 && b < a {
 		return b
@@ -357,16 +369,27 @@ func sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// look finds out how far a GPU is and decides about it. It returns nil where there is
-// nothing to decide, or that was done, and in any case when to look again.
-func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, holders func() Holders, starting bool) (*look, time.Duration) {
+// look finds out how far a GPU is and decides about it. It returns nil if there is nothing to
+// decide, or if it was done, and always when to check again.
+func (r *Reconciler) look(
+	ctx context.Context,
+	gpu sharing.GPU,
+	g *managedGPU,
+	holders func() Holders,
+	starting bool,
+) (*look, time.Duration) {
 	if !reflect.DeepEqual(g.tried, r.wanted) {
-		g.tried, g.notPermitted, g.resetRequired, g.failures, g.retryAt, g.last = r.wanted, false, false, 0, time.Time{}, nil
+		g.tried = r.wanted
+		g.notPermitted = false
+		g.resetRequired = false
+		g.failures = 0
+		g.retryAt = time.Time{}
+		g.last = nil
 		g.pausedInVain = ""
 	}
 	g.stale = g.stale && !g.isShownBy(gpu)
 	record, begun := r.journal.current().record(gpu.UUID)
-	if begun && r.wanted.LeftTo != "" { // Whoever makes the layouts now has decided otherwise, or will.
+	if begun && r.wanted.LeftTo != "" { // Another program makes the layouts now, and decides anew.
 		if err := r.journal.save(func(j Journal) Journal { return j.end(gpu.UUID) }); err != nil {
 			return nil, r.executor.fail(ctx, g, err, longestRetry)
 		}
@@ -383,9 +406,10 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 		if r.changes.room() > 0 {
 			r.changes.start(g, func() { r.executor.resume(ctx, g, record) })
 		}
-		return nil, 0 // The end of another one wakes.
+		return nil, 0 // The end of another change wakes Run.
 	}
-	if l := g.last; l != nil && !r.executor.refused.Load() && r.progress.waiting.Load() && l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
+	if l := g.last; l != nil && !r.executor.refused.Load() && r.progress.waiting.Load() &&
+		l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
 		l.countWithdrawn(r.Devices) == g.withdrawn && reflect.DeepEqual(l.gpu, gpu) {
 		if l.Again == 0 {
 			return l, 0
@@ -413,7 +437,12 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 		}
 		return nil, d.Again
 	}
-	l := &look{gpu: gpu, managedGPU: g, Decision: d, starting: starting}
+	l := &look{
+		gpu:        gpu,
+		managedGPU: g,
+		Decision:   d,
+		starting:   starting,
+	}
 	if d.Offer != nil {
 		units := partitionsOf(g.status.Instances)
 		units[gpu.UUID] = true
@@ -423,13 +452,14 @@ func (r *Reconciler) look(ctx context.Context, gpu sharing.GPU, g *managedGPU, h
 			}
 		}
 	}
-	g.last, g.lookAt, g.withdrawn = l, now.Add(cmp.Or(d.Again, recheckInterval)), l.countWithdrawn(r.Devices)
+	g.last = l
+	g.lookAt = now.Add(cmp.Or(d.Again, recheckInterval))
+	g.withdrawn = l.countWithdrawn(r.Devices)
 	return l, d.Again
 }
 
-// countWithdrawn is how many of the units are withdrawn that are not to be offered any
-// more. A unit that a pod held becomes so by itself when the pod has ended, and then
-// there is something new to decide.
+// countWithdrawn returns how many of the units that must not be offered are withdrawn. A held unit
+// becomes withdrawn when its pod has ended, and then there is something new to decide.
 func (l *look) countWithdrawn(devices Devices) (count int) {
 	for _, unit := range l.withheld {
 		if devices.Withdrawn(unit) {
@@ -439,9 +469,9 @@ func (l *look) countWithdrawn(devices Devices) (count int) {
 	return count
 }
 
-// begin begins the changes for which everything is withdrawn, as many as may be made
-// at a time. It has Allocate refuse what they take away, and then decides once more:
-// what that finds to be free can be granted to nobody any more.
+// begin begins the changes whose units are all withdrawn, as many as may be made at a time. It
+// first makes Allocate refuse these units, and then decides again: what it now finds free can no
+// longer be granted to a pod.
 func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (again time.Duration) {
 	withdrawn := func(l *look) bool { return starting || r.Devices.Withdrawn(l.Withdraw...) }
 	room := r.changes.room()
@@ -470,8 +500,7 @@ func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (a
 	return again
 }
 
-// forgetMissing drops what is known of GPUs that are not on the node any more. What
-// the journal has of them stays there.
+// forgetMissing drops the state of GPUs that have left the node. Their entries in the journal stay.
 func (r *Reconciler) forgetMissing(gpus []sharing.GPU) {
 	for uuid := range r.gpus {
 		there := slices.ContainsFunc(gpus, func(gpu sharing.GPU) bool { return gpu.UUID == uuid })
@@ -483,7 +512,7 @@ func (r *Reconciler) forgetMissing(gpus []sharing.GPU) {
 	}
 }
 
-// managed is what is known of that GPU; nil while it is being changed.
+// managed returns the state of that GPU; nil while it is being changed.
 func (r *Reconciler) managed(gpu sharing.GPU) *managedGPU {
 	if r.changes.has(gpu.UUID) {
 		return nil
@@ -493,19 +522,25 @@ func (r *Reconciler) managed(gpu sharing.GPU) *managedGPU {
 		g = &managedGPU{}
 		r.gpus[gpu.UUID] = g
 	}
-	g.status.GPU, g.status.Index, g.status.Wanted = gpu.UUID, gpu.Index, r.wanted.Name
+	g.status.GPU = gpu.UUID
+	g.status.Index = gpu.Index
+	g.status.Wanted = r.wanted.Name
 	r.progress.set(g.status)
 	return g
 }
 
-// decide looks at the GPU and decides about it. A GPU of which nothing can be wanted
-// is not looked at.
-func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() Holders, starting bool) (Decision, error) {
+// decide reads the GPU's state and decides about it. It does not read a GPU without a wanted
+// layout.
+func (r *Reconciler) decide(
+	ctx context.Context,
+	g *managedGPU,
+	holders func() Holders,
+	starting bool,
+) (Decision, error) {
 	if !r.wanted.Manage || r.wanted.Name == "" {
 		return Decision{}, nil
 	}
-	// Holders come first: otherwise the processes of a pod that ends in between would seem to
-	// be nobody's.
+	// Read holders first: if a pod ended in between, its processes would seem to belong to no pod.
 	h := holders()
 	state, err := r.Partitioner.State(ctx, g.status.GPU)
 	if err != nil {
@@ -514,8 +549,12 @@ func (r *Reconciler) decide(ctx context.Context, g *managedGPU, holders func() H
 	state.GPU.Index, state.NotPermitted = g.status.Index, state.NotPermitted || r.executor.refused.Load()
 	r.progress.see(g, h.markHeld(g.status.GPU, state))
 	return Decide(Situation{
-		GPU: g.status.GPU, State: state, Wanted: r.wanted, Holders: h,
-		KeptInMIG: slices.Contains(r.journal.current().Enabled, g.status.GPU), Starting: starting,
+		GPU:           g.status.GPU,
+		State:         state,
+		Wanted:        r.wanted,
+		Holders:       h,
+		KeptInMIG:     slices.Contains(r.journal.current().Enabled, g.status.GPU),
+		Starting:      starting,
 		ResetRequired: g.resetRequired && (state.Pending != state.Enabled || r.now().Before(g.retryAt)),
 		AwaitKubelet:  r.holders.awaitsKubelet(),
 	}), nil

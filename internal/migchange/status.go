@@ -10,12 +10,12 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// progress is how far the GPUs are. Any goroutine may call its methods, for a GPU the one
+// progress is how far the GPUs are. Any goroutine may call its methods; for one GPU, the goroutine
 // that has its managedGPU.
 type progress struct {
 	*Options
 	published atomic.Pointer[[]nodereport.GPULayout]
-	// waiting says that a GPU does not have its layout.
+	// waiting is true if a GPU does not have its layout.
 	waiting atomic.Bool
 
 	mu   sync.Mutex
@@ -31,13 +31,13 @@ func newProgress(o *Options) *progress {
 	return p
 }
 
-// Status says of the GPUs that Virgate partitions how far they are, by index. The
-// list must not be modified.
+// Status returns how far the GPUs that Virgate partitions are, by index. The list must not be
+// modified.
 func (r *Reconciler) Status() []nodereport.GPULayout {
 	return *r.progress.published.Load()
 }
 
-// set has the GPU's status published with the next one that is reported, or by publish.
+// set stores the GPU's status for the next publish.
 func (p *progress) set(status nodereport.GPULayout) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -74,7 +74,7 @@ type stateReason struct {
 	reason string
 }
 
-// report publishes how far the GPU is, and logs it when that is news.
+// report publishes how far the GPU is, and logs it if that is new.
 func (p *progress) report(g *managedGPU, state nodereport.LayoutState, reason string) {
 	if g.status.State == state && g.status.Reason == reason {
 		return
@@ -83,7 +83,7 @@ func (p *progress) report(g *managedGPU, state nodereport.LayoutState, reason st
 	p.set(g.status)
 	p.publish()
 	log := p.Logger.With("gpu", g.status.GPU, "layout", g.status.Wanted, "state", state)
-	// Each try has its pending states; that it ended like the last is no news.
+	// Each try passes through pending; ending like the last try is not new.
 	news := g.logged != (stateReason{state, reason})
 	switch {
 	case state == "":
@@ -102,9 +102,11 @@ func (p *progress) report(g *managedGPU, state nodereport.LayoutState, reason st
 	g.logged = stateReason{state, reason}
 }
 
-// see notes how the GPU is partitioned.
+// see records how the GPU is partitioned.
 func (p *progress) see(g *managedGPU, state sharing.MIGState) {
-	g.status.MIG, g.status.Slots, g.status.Instances = state.Enabled, state.Geometry.Slots, state.Instances
+	g.status.MIG = state.Enabled
+	g.status.Slots = state.Geometry.Slots
+	g.status.Instances = state.Instances
 	g.status.Resettable = !state.NeedsReboot
 	g.status.Unreachable = state.Geometry.Unreachable(state.Instances)
 	p.set(g.status)

@@ -17,38 +17,39 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 )
 
-// Unit and State are what is said on the socket.
+// Unit and State are the items of the two messages on the socket.
 type (
 	Unit  = nodereport.MPSUnit
 	State = nodereport.MPSState
 )
 
-// Both sides send lines of JSON: the client all units that it wants daemons for, whenever they
-// change; the server the states of all units that have one or should have one, whenever they
-// change and every heartbeat.
+// Both sides send lines of JSON. The client sends all units that it wants daemons for, whenever
+// they change. The server sends the states of all units that have a daemon or should have one,
+// whenever they change and at every heartbeat.
 type (
 	wishLine struct {
 		Units []Unit `json:"units"`
-		// At is when they were wished, by monotonic; 0 from an older client.
+		// At is when the client sent the wish, by monotonic; 0 from an older client.
 		At int64 `json:"at"`
-		// Released are the GPUs that the server must not open, by UUID, with the driver's index, -1 while
-		// unknown. Those of Units are none of them.
+		// Released are the GPUs that the server must not open, by UUID, with the driver's index, or
+		// -1 while it is unknown. None of them is in Units.
 		Released map[string]int `json:"released,omitempty"`
-		// Keep says that Units are those of the last wish, which the client does not know.
+		// Keep is true if the server should keep the units of the last wish, which the client does
+		// not know.
 		Keep bool `json:"keep,omitempty"`
 	}
 	statesLine struct {
 		Units []State `json:"units"`
-		// Taken is the At of the last wish in force; 0 for none, nil from an older server.
+		// Taken is the At of the last wish in force: 0 for none, nil from an older server.
 		Taken *int64 `json:"taken,omitempty"`
-		// UnitMemory says that each unit has a /dev/shm, which an older server does not make.
+		// UnitMemory is true if each unit has its own /dev/shm. Older servers do not make one.
 		UnitMemory bool `json:"unitMemory,omitempty"`
 	}
 )
 
 const (
 	heartbeat = 2 * time.Second
-	// silence is after which a connection without a line is given up.
+	// silence is how long a connection may stay without a line before it is closed.
 	silence = 5 * heartbeat
 	// redial is the time between two attempts to connect.
 	redial = time.Second
@@ -59,8 +60,8 @@ const (
 // SocketName is the name of the socket in the root directory.
 const SocketName = "virgate.sock"
 
-// Client tells the supervisor which daemons are wanted. Run does the work; the other methods may
-// be called from any goroutine at any time.
+// Client tells the supervisor which daemons to run. Run does the work; the other methods may be
+// called from any goroutine at any time.
 type Client struct {
 	socket string
 	log    *slog.Logger
@@ -71,17 +72,22 @@ type Client struct {
 	states    []State
 	taken     *int64
 	connected bool
-	// changed is closed with every change of the fields above, wished with those of wish.
+	// changed is closed when any field above changes, wished when wish changes.
 	changed, wished chan struct{}
 }
 
-// NewClient returns a client of the supervisor that listens at the socket.
+// NewClient returns a client for the supervisor that listens at the socket.
 func NewClient(socket string, log *slog.Logger) *Client {
-	return &Client{socket: socket, log: log, changed: make(chan struct{}), wished: make(chan struct{})}
+	return &Client{
+		socket:  socket,
+		log:     log,
+		changed: make(chan struct{}),
+		wished:  make(chan struct{}),
+	}
 }
 
-// Want says for which units daemons are wanted, for all of them, and never blocks. Until the first
-// call the supervisor keeps what an earlier client wanted.
+// Want sets the complete list of units that need a daemon. It never blocks. Until the first call
+// the supervisor keeps the list of an earlier client.
 func (c *Client) Want(units []Unit) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -91,7 +97,7 @@ func (c *Client) Want(units []Unit) {
 	c.send(wishLine{Units: slices.Clone(units)})
 }
 
-// send sends the wish. It must be called with the lock.
+// send sends the wish. The caller holds the lock.
 func (c *Client) send(wish wishLine) {
 	wish.At, wish.Released = monotonic(), c.released
 	c.wish = &wish
@@ -99,8 +105,9 @@ func (c *Client) send(wish wishLine) {
 	c.wished = make(chan struct{})
 }
 
-// KeepClosed says which GPUs the supervisor must not open, by UUID, with the driver's index, -1 while unknown. It
-// reports whether the supervisor keeps to that already, as one that is not connected does, and never blocks.
+// KeepClosed sets which GPUs the supervisor must not open, by UUID, with the driver's index, or -1
+// while it is unknown. It reports whether the supervisor has acknowledged that; it is also true
+// without a connection. It never blocks.
 func (c *Client) KeepClosed(released map[string]int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,8 +122,8 @@ func (c *Client) KeepClosed(released map[string]int) bool {
 	return !c.connected || len(released) == 0 || c.taken == nil || *c.taken >= c.wish.At
 }
 
-// States are the units that have a daemon or should have one, sorted by ID. Without
-// connection they are not known, and there are none.
+// States returns the units that have a daemon or should have one, sorted by ID. Without a
+// connection they are not known and the list is empty.
 func (c *Client) States() (states []State, connected bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,7 +136,7 @@ func (c *Client) Watch(ctx context.Context, changed func()) error {
 		c.mu.Lock()
 		next := c.changed
 		c.mu.Unlock()
-		changed() // Also at first: an earlier change may have been missed.
+		changed() // Also at the start: an earlier change may have been missed.
 		select {
 		case <-next:
 		case <-ctx.Done():
@@ -144,14 +151,16 @@ func (c *Client) set(line statesLine, connected bool) {
 	if c.connected == connected && slices.Equal(c.states, line.Units) && reflect.DeepEqual(c.taken, line.Taken) {
 		return
 	}
-	c.states, c.taken, c.connected = line.Units, line.Taken, connected
+	c.states = line.Units
+	c.taken = line.Taken
+	c.connected = connected
 	close(c.changed)
 	c.changed = make(chan struct{})
 }
 
 // Run stays connected to the supervisor until ctx ends.
 func (c *Client) Run(ctx context.Context) error {
-	told := "" // A node without MPS has no supervisor: that is said once.
+	told := "" // A node without MPS has no supervisor: log that only once.
 	for {
 		err := c.session(ctx, func() { told = "" })
 		c.set(statesLine{}, false)
@@ -200,10 +209,10 @@ func (c *Client) session(ctx context.Context, connected func()) error {
 	})
 }
 
-// olderServer is why nobody gets a share: a container would not start.
+// olderServer is the reason why no share is offered: a container with one would not start.
 const olderServer = "virgate mps is older than virgate run, and has no /dev/shm for each GPU yet"
 
-// sendWishes sends each wish. When it cannot, the connection is closed.
+// sendWishes sends each wish. It closes the connection if that fails.
 func (c *Client) sendWishes(ctx context.Context, connection net.Conn) {
 	var sent *wishLine
 	for {
@@ -237,8 +246,8 @@ func writeLine(connection net.Conn, value any) error {
 	return err
 }
 
-// readLines hands over the lines until there is an error, or none for longer than patience,
-// unless that is 0.
+// readLines passes each line to handle until an error occurs, or until no line comes for longer
+// than patience; 0 disables that limit.
 func readLines[T any](connection net.Conn, patience time.Duration, handle func(T)) error {
 	lines := bufio.NewScanner(connection)
 	lines.Buffer(nil, maxLine)

@@ -16,47 +16,48 @@ import (
 	"time"
 )
 
-// Environment is what a daemon and the questions to it are started with.
+// Environment is the environment of a daemon, and of the program that sends commands to it.
 type Environment struct {
-	// Device is the UUID of the GPU or the partition, the only one that the daemon sees.
+	// Device is the UUID of the only GPU or partition that the daemon sees.
 	Device string
-	// Pipe is the directory of its sockets, which clients must see under the same path
-	// (NVIDIA's documentation of CUDA_MPS_PIPE_DIRECTORY), Log that of its logs, Shm what it must have as /dev/shm,
-	// in the same directory as Pipe; empty for what this process has.
+	// Pipe is the directory of the daemon's sockets, which clients must see under the same path
+	// (NVIDIA's documentation of CUDA_MPS_PIPE_DIRECTORY). Log is the directory of its logs. Shm is
+	// what it gets as /dev/shm, in the parent directory of Pipe; if empty, it has the /dev/shm of
+	// this process.
 	Pipe, Log, Shm string
 }
 
-// Control runs control daemons. All methods may be called from any goroutine, and none but Ask
-// for a unit while another one is.
+// Control runs control daemons. All methods may be called from any goroutine, but only Ask may run
+// while another call for the same unit does.
 type Control interface {
-	// Start starts a daemon in the foreground. It may still end at once.
+	// Start starts a daemon in the foreground. The daemon may still end at once.
 	Start(Environment) (Daemon, error)
-	// Ask has the daemon carry out a command, and returns what it says.
+	// Ask sends the daemon a command and returns its answer.
 	Ask(ctx context.Context, env Environment, command string) (answer string, err error)
-	// Clear ends whatever still serves the pipe directory, servers too, of this run or an
-	// earlier one.
+	// Clear ends all processes that still serve the pipe directory, servers included, whether this
+	// run or an earlier one started them.
 	Clear(ctx context.Context, env Environment) error
 }
 
 // Daemon is a control daemon that was started.
 type Daemon interface {
 	Ended() <-chan struct{}
-	// Err says why it ended, when it has.
+	// Err returns why the daemon ended. Call it only after Ended is closed.
 	Err() error
-	// Queue is what it has said of its clients.
+	// Queue returns what the daemon has printed about its clients.
 	Queue() Queue
 }
 
 // ProgramName is the name of NVIDIA's program.
 const ProgramName = "nvidia-cuda-mps-control"
 
-// Program is Control by NVIDIA's program.
+// Program implements Control with NVIDIA's program.
 type Program struct {
-	// Find finds it: its path, and the driver root that it needs as its /.
+	// Find returns the program's path, and the driver root that it needs as its /.
 	Find func() (root, path string, err error)
-	// MultiUser has one server, of root, serve the clients of all users.
+	// MultiUser makes one server, which runs as root, serve the clients of all users.
 	MultiUser bool
-	// Proc is /proc.
+	// Proc is the path of /proc.
 	Proc   string
 	Logger *slog.Logger
 }
@@ -70,9 +71,10 @@ func (p Program) command(ctx context.Context, env Environment, arguments ...stri
 	command.Dir, command.WaitDelay = "/", time.Second
 	command.Env = []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"CUDA_VISIBLE_DEVICES=" + env.Device, "CUDA_MPS_PIPE_DIRECTORY=" + env.Pipe, "CUDA_MPS_LOG_DIRECTORY=" + env.Log,
+		"CUDA_VISIBLE_DEVICES=" + env.Device, "CUDA_MPS_PIPE_DIRECTORY=" + env.Pipe,
+		"CUDA_MPS_LOG_DIRECTORY=" + env.Log,
 	}
-	// Not in the terminal's group: an interrupt is for this program.
+	// Its own process group: an interrupt from the terminal is meant for this program only.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if root != "/" {
 		command = inDriverRoot(command, root, env)
@@ -84,7 +86,7 @@ func (p Program) command(ctx context.Context, env Environment, arguments ...stri
 func (p Program) Start(env Environment) (Daemon, error) {
 	arguments := []string{"-f"}
 	if p.MultiUser {
-		arguments = append(arguments, "-M") // Of NVIDIA's documentation -multiuser-server.
+		arguments = append(arguments, "-M") // NVIDIA documents it as -multiuser-server.
 	}
 	command, err := p.command(context.Background(), env, arguments...)
 	if err != nil {
@@ -114,7 +116,7 @@ type process struct {
 
 func (d *process) Ended() <-chan struct{} { return d.ended }
 
-// Err implements Daemon. What the program said last tells more than its exit code.
+// Err implements Daemon. The last line that the program printed says more than its exit code.
 func (d *process) Err() error {
 	err := d.err
 	if err == nil {
@@ -126,14 +128,16 @@ func (d *process) Err() error {
 	return err
 }
 
-// Ask implements Control. The program sends the lines of its input to the daemon.
+// Ask implements Control. The program sends the lines of its standard input to the daemon.
 func (p Program) Ask(ctx context.Context, env Environment, line string) (string, error) {
 	command, err := p.command(ctx, env)
 	if err != nil {
 		return "", err
 	}
 	var said, complained bytes.Buffer
-	command.Stdin, command.Stdout, command.Stderr = strings.NewReader(line+"\n"), &said, &complained
+	command.Stdin = strings.NewReader(line + "\n")
+	command.Stdout = &said
+	command.Stderr = &complained
 	if err := command.Run(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, strings.Join(strings.Fields(said.String()+" "+complained.String()), " "))
 	}
@@ -141,13 +145,12 @@ func (p Program) Ask(ctx context.Context, env Environment, line string) (string,
 }
 
 const (
-	// clearLimit is how long killed processes may take to end: the driver may keep one for a
-	// while.
+	// clearLimit is how long killed processes may take to end; the driver may hold one for a while.
 	clearLimit    = 10 * time.Second
 	clearInterval = 20 * time.Millisecond
 )
 
-// Clear implements Control. A server is a child of the daemon with its environment.
+// Clear implements Control. A server is a child process of the daemon and has the same environment.
 func (p Program) Clear(ctx context.Context, env Environment) error {
 	ctx, cancel := context.WithTimeout(ctx, clearLimit)
 	defer cancel()
@@ -167,7 +170,7 @@ func (p Program) Clear(ctx context.Context, env Environment) error {
 	}
 }
 
-// processes are the live processes of NVIDIA's programs with the pipe directory.
+// processes returns the live processes of NVIDIA's programs that use the pipe directory.
 func (p Program) processes(env Environment) (pids []int, err error) {
 	entries, err := os.ReadDir(p.Proc)
 	if err != nil {
@@ -180,7 +183,8 @@ func (p Program) processes(env Environment) (pids []int, err error) {
 			continue
 		}
 		stat, err := os.ReadFile(filepath.Join(p.Proc, e.Name(), "stat"))
-		// "123 (nvidia-cuda-mps) S 1 …": the kernel keeps 15 characters. A zombie has ended.
+		// "123 (nvidia-cuda-mps) S 1 …": the kernel keeps 15 characters of the name. A zombie has
+		// ended.
 		name, rest, _ := strings.Cut(string(stat), ") ")
 		if err != nil || !strings.HasSuffix(name, "("+ProgramName[:15]) || strings.HasPrefix(rest, "Z") {
 			continue

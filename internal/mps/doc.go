@@ -1,20 +1,21 @@
-// Package mps has NVIDIA's MPS served on a node: one control daemon
-// (nvidia-cuda-mps-control) for each GPU or partition that is shared by MPS, so that a fault
-// hits the clients of one.
+// Package mps runs NVIDIA's MPS on a node. Each GPU or partition that is shared by MPS has a
+// control daemon (nvidia-cuda-mps-control) of its own, so that a fault affects the clients of one
+// unit only.
 //
-// The daemons need rights that the rest of the program does not: Run, in a process of its own
-// (virgate mps), starts and watches them, and has their GPUs in the compute mode that they
-// need. Client, in virgate run, tells it through a Unix socket for which units daemons are
-// wanted, and hears how they are. Which units that are is not decided here.
+// The daemons need privileges that the rest of the program does not. Run is therefore a separate
+// process (virgate mps): it starts and watches the daemons, and sets their GPUs to the compute mode
+// that they need. Client, in virgate run, tells it through a Unix socket which units need a daemon,
+// and receives their states. This package does not decide which units these are.
 //
-// Below the root directory there are
+// The root directory contains
 //
 //	virgate.sock         where Run listens
-//	compute-modes.json   which compute modes are to be restored
+//	compute-modes.json   the compute modes to restore
 //	<unit>/pipe, log     the sockets and logs of a unit's daemon
-//	<unit>/shm           what the unit's daemon and clients have as /dev/shm; see shm.go
+//	<unit>/shm           the /dev/shm of the unit's daemon and clients; see shm.go
 //	.ready               exists while all wanted daemons serve
 //
-// Read client.go for what is said on the socket, supervisor.go for who runs what, unit.go
-// for the life of one daemon, shm.go for the memory that it shares with clients, and control.go for how NVIDIA's program is used.
+// See client.go for the protocol on the socket, supervisor.go for the units' goroutines, unit.go
+// for the life of one daemon, shm.go for the memory that it shares with clients, and control.go for
+// the use of NVIDIA's program.
 package mps

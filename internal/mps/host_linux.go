@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// monotonic is the node's time in nanoseconds since it started, which is the same in all of its
-// containers and never goes back (clock_gettime(2)).
+// monotonic returns the nanoseconds since the node started. The clock is the same in all containers
+// of the node and never goes back (clock_gettime(2)).
 func monotonic() int64 {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -25,8 +25,8 @@ func monotonic() int64 {
 	return now.Nano()
 }
 
-// labelForContainers gives a directory the SELinux label with which containers may use what is
-// in it, where the kernel enforces such labels.
+// labelForContainers gives a directory the SELinux label that lets containers use its content, if
+// the kernel enforces such labels.
 func labelForContainers(path string) error {
 	if _, err := os.Stat("/sys/fs/selinux/enforce"); err != nil {
 		return nil
@@ -38,9 +38,10 @@ func labelForContainers(path string) error {
 	return nil
 }
 
-// MountShm mounts a tmpfs of half the machine's memory for the units' directories below the root directory, where the
-// mounts of Run do not reach the host: in NVIDIA's DaemonSets an init container alone can do that
-// (mps-control-daemon mount-shm). One that is mounted stays: pods use it.
+// MountShm mounts a tmpfs of half the machine's memory for the units' directories below the root
+// directory. It is for nodes on which the mounts of Run do not reach the host: in NVIDIA's
+// DaemonSets only an init container can mount there (mps-control-daemon mount-shm). An existing
+// mount stays, because pods use it.
 func MountShm(root, proc string) error {
 	path := filepath.Join(root, hostShm)
 	kibibytes, err := memoryOf(filepath.Join(proc, "meminfo"))
@@ -50,15 +51,18 @@ func MountShm(root, proc string) error {
 	return mountTmpfs(path, kibibytes/2, "755")
 }
 
-// mountTmpfs mounts a tmpfs of that size and mode, which containers may use. One that is mounted stays.
+// mountTmpfs mounts a tmpfs of the given size and mode that containers may use. An existing mount
+// stays.
 func mountTmpfs(path string, kibibytes uint64, mode string) error {
 	if isMountPoint(path) {
 		return nil
 	}
-	if err := os.MkdirAll(path, 0o755); err != nil { //nolint:gosec // of all users, like /dev/shm
+	if err := os.MkdirAll(path, 0o755); err != nil { //nolint:gosec // for all users, like /dev/shm
 		return err
 	}
-	if err := syscall.Mount("shm", path, "tmpfs", syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC|syscall.MS_RELATIME, fmt.Sprintf("size=%dk,mode=%s", kibibytes, mode)); err != nil {
+	if err := syscall.Mount("shm", path, "tmpfs",
+		syscall.MS_NOSUID|syscall.MS_NODEV|syscall.MS_NOEXEC|syscall.MS_RELATIME,
+		fmt.Sprintf("size=%dk,mode=%s", kibibytes, mode)); err != nil {
 		return fmt.Errorf("mount a tmpfs at %s: %w", path, err)
 	}
 	return labelForContainers(path)
@@ -71,14 +75,14 @@ func unmount(path string) error {
 	return nil
 }
 
-// isMountPoint says that another file system is mounted at the path.
+// isMountPoint reports whether another file system is mounted at the path.
 func isMountPoint(path string) bool {
 	var at, above syscall.Stat_t
 	return syscall.Lstat(path, &at) == nil && syscall.Lstat(filepath.Dir(path), &above) == nil && at.Dev != above.Dev
 }
 
-// deviceOf is where the path leads, as mountinfo has it: the device of a tmpfs, and the directory in it; "" where it
-// leads nowhere.
+// deviceOf returns what the path leads to in the terms of mountinfo: the device of a tmpfs, and the
+// directory in it; "" if it leads nowhere.
 func deviceOf(path string) string {
 	path, err := filepath.EvalSymlinks(path)
 	if err != nil {
@@ -96,8 +100,9 @@ func deviceOf(path string) string {
 	return fmt.Sprintf("%d:%d%s", unix.Major(at.Dev), unix.Minor(at.Dev), inside)
 }
 
-// mountsReachHost says that what is mounted below the directory is mounted on the host, too: its mount is shared
-// (mount_namespaces(7)), as one with mountPropagation Bidirectional is.
+// mountsReachHost reports whether a mount below the directory also appears on the host. That is so
+// if the directory's own mount is shared (mount_namespaces(7)), as with mountPropagation
+// Bidirectional.
 func mountsReachHost(proc, dir string) (bool, error) {
 	mounts, err := os.ReadFile(filepath.Join(proc, "self/mountinfo"))
 	if err != nil {
@@ -120,7 +125,7 @@ func mountsReachHost(proc, dir string) (bool, error) {
 	return shared, nil
 }
 
-// memoryOf is the machine's memory, from a file like /proc/meminfo.
+// memoryOf returns the machine's memory, read from a file like /proc/meminfo.
 func memoryOf(meminfo string) (kibibytes uint64, err error) {
 	file, err := os.Open(meminfo)
 	if err != nil {
@@ -138,30 +143,32 @@ func memoryOf(meminfo string) (kibibytes uint64, err error) {
 // InDriverRoot is the subcommand of virgate mps that calls EnterDriverRoot.
 const InDriverRoot = "in-driver-root"
 
-// selfPath is this program.
+// selfPath is the path of this program's executable.
 const selfPath = "/proc/self/exe"
 
-// inDriverRoot has the command run with the driver root as its root, in which it sees the directory of its unit as
-// this process does, and the unit's memory as its /dev/shm. This program mounts that in a mount namespace of the
-// command's own.
+// inDriverRoot makes the command run with the driver root as its root directory. There it sees its
+// unit's directory under the same path as this process does, and the unit's memory as /dev/shm.
+// This program sets up these mounts in a mount namespace of the command's own.
 func inDriverRoot(command *exec.Cmd, root string, env Environment) *exec.Cmd {
-	command.Args = slices.Concat([]string{"virgate", "mps", InDriverRoot, root, filepath.Dir(env.Pipe), command.Path}, command.Args[1:])
+	command.Args = slices.Concat([]string{"virgate", "mps", InDriverRoot, root, filepath.Dir(env.Pipe), command.Path},
+		command.Args[1:])
 	command.Path = selfPath
 	command.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
 	return command
 }
 
-// EnterDriverRoot becomes the program in the driver root. The arguments are the driver root, the directory of the
-// unit, the program's path and its arguments. It returns only with an error.
+// EnterDriverRoot replaces this process by a program in the driver root. The arguments are the
+// driver root, the directory of the unit, and the program's path and arguments. It returns only
+// with an error.
 //
-// Nothing can be made in a driver root: unless it is /, the new root is a tmpfs with all that is in the driver root,
-// and with the unit's directory under its own path.
+// Nothing can be created in a driver root. Unless it is /, the new root is therefore a tmpfs that
+// has everything of the driver root, and the unit's directory under its own path.
 func EnterDriverRoot(arguments []string) error {
 	if len(arguments) < 3 {
 		return fmt.Errorf("%s: a driver root, a directory and a program are wanted", InDriverRoot)
 	}
 	root, dir := arguments[0], arguments[1]
-	syscall.Umask(0o022) // A server's user has to enter what is made here.
+	syscall.Umask(0o022) // The user of a server has to enter the directories made here.
 	shm, err := filepath.EvalSymlinks(filepath.Join(dir, shmLink))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -214,7 +221,7 @@ func EnterDriverRoot(arguments []string) error {
 	if shm != "" {
 		mounts = append(mounts, struct{ from, to string }{shm, "/dev/shm"})
 	}
-	if _, err := os.Stat(filepath.Join(base, "dev/nvidiactl")); err != nil { // Nor are the others there.
+	if _, err := os.Stat(filepath.Join(base, "dev/nvidiactl")); err != nil { // Others are missing too.
 		mounts = slices.Insert(mounts, 0, struct{ from, to string }{"/dev", "/dev"})
 	}
 	for _, m := range mounts {
@@ -231,7 +238,8 @@ func EnterDriverRoot(arguments []string) error {
 	return fmt.Errorf("run %s of %s: %w", arguments[2], root, syscall.Exec(arguments[2], arguments[2:], os.Environ()))
 }
 
-// leaveMountsBelow unmounts in this mount namespace what is mounted below the directory: other units' memory.
+// leaveMountsBelow unmounts, in this mount namespace only, what is mounted below the directory:
+// other units' memory.
 func leaveMountsBelow(dir string) error {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -239,7 +247,7 @@ func leaveMountsBelow(dir string) error {
 	}
 	for line := range strings.Lines(string(mounts)) {
 		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
-			if err := unmount(fields[4]); err != nil && !errors.Is(err, syscall.EINVAL) { // It went with one above it.
+			if err := unmount(fields[4]); err != nil && !errors.Is(err, syscall.EINVAL) { // Unmounted with its parent.
 				return err
 			}
 		}

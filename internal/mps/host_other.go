@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// NVIDIA has MPS for Linux alone. Elsewhere the program is for simulated nodes.
+// NVIDIA's MPS exists on Linux only. On other systems this program is for simulated nodes.
 
 var errNotLinux = errors.New("MPS is for Linux")
 
@@ -16,7 +16,7 @@ func monotonic() int64 { return time.Now().UnixNano() }
 
 func labelForContainers(string) error { return nil }
 
-// MountShm is for Linux.
+// MountShm works on Linux only.
 func MountShm(string, string) error { return errNotLinux }
 
 func mountTmpfs(string, uint64, string) error { return errNotLinux }
@@ -34,10 +34,10 @@ func memoryOf(string) (uint64, error) { return 0, errNotLinux }
 // InDriverRoot is the subcommand of virgate mps that calls EnterDriverRoot.
 const InDriverRoot = "in-driver-root"
 
-// selfPath is this program.
+// selfPath is the path of this program's executable.
 const selfPath = "/proc/self/exe"
 
 func inDriverRoot(command *exec.Cmd, _ string, _ Environment) *exec.Cmd { return command }
 
-// EnterDriverRoot is for Linux.
+// EnterDriverRoot works on Linux only.
 func EnterDriverRoot([]string) error { return errNotLinux }

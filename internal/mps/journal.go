@@ -12,9 +12,9 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// journal has the compute modes that GPUs had before their daemons were started, by UUID, in a
-// file, so that they are restored after a kill, too. The file is in a tmpfs: no mode outlasts a
-// boot of the machine either.
+// journal records, by UUID, the compute modes that GPUs had before their daemons were started. It
+// is kept in a file so that the modes are restored after a kill too. The file is in a tmpfs,
+// because no compute mode outlasts a reboot either.
 type journal struct {
 	path string
 
@@ -37,14 +37,14 @@ func openJournal(root string) (*journal, error) {
 	return j, nil
 }
 
-// gpus are those with a mode to restore, in no order.
+// gpus returns the modes to restore, by GPU.
 func (j *journal) gpus() map[string]sharing.ComputeMode {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return maps.Clone(j.before)
 }
 
-// keep keeps the mode that the GPU had, unless there is one of an earlier start.
+// keep records the GPU's mode, unless an earlier start recorded one.
 func (j *journal) keep(gpu string, mode sharing.ComputeMode) error {
 	return j.change(gpu, func(before map[string]sharing.ComputeMode) {
 		if before[gpu] == "" {
@@ -57,7 +57,7 @@ func (j *journal) forget(gpu string) error {
 	return j.change(gpu, func(before map[string]sharing.ComputeMode) { delete(before, gpu) })
 }
 
-// change changes the file and then what is known, so that neither is true without the other.
+// change writes the file first and then updates the map, so that the two never disagree.
 func (j *journal) change(gpu string, change func(map[string]sharing.ComputeMode)) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// A daemon and its clients share memory in /dev/shm. Each unit has a tmpfs of its own for that, which clients mount
-// by the link <unit>/shm. It leads to
+// A daemon and its clients share memory in /dev/shm. Each unit has a tmpfs for that, which clients
+// mount through the link <unit>/shm. The link points to
 //
-//	<unit>/memory  the unit's tmpfs, in most cases
-//	.shm/<unit>    in the tmpfs of MountShm, where this program's mounts do not reach the host
-//	shm            the tmpfs of all units, as earlier versions had it, until nobody holds the unit
+//	<unit>/memory  the unit's own tmpfs, in most cases
+//	.shm/<unit>    in the tmpfs of MountShm, if this program's mounts do not reach the host
+//	shm            the tmpfs of all units, which earlier versions made, until no pod holds the unit
 const (
 	shmLink   = "shm"
 	ownShm    = "memory"
@@ -30,20 +30,21 @@ func (u *unitRun) shm() string {
 	return filepath.Join(u.dir(), shmLink)
 }
 
-// onCommonShm says that the unit's daemon and clients have the /dev/shm of all units.
+// onCommonShm reports whether the unit's daemon and clients use the /dev/shm of all units.
 func (s *supervisor) onCommonShm(unit string) bool {
 	target, err := os.Readlink(filepath.Join(s.Root, unit, shmLink))
 	return err == nil && target == filepath.Join("..", commonShm)
 }
 
-// prepareShm makes the unit's /dev/shm, if it has none.
+// prepareShm makes the unit's /dev/shm if it has none.
 func (u *unitRun) prepareShm() error {
 	if !u.OwnShm {
 		return nil
 	}
 	u.shmLock.Lock()
 	defer u.shmLock.Unlock()
-	if target, err := os.Readlink(u.shm()); err == nil && (target != ownShm || isMountPoint(filepath.Join(u.dir(), ownShm))) {
+	if target, err := os.Readlink(u.shm()); err == nil &&
+		(target != ownShm || isMountPoint(filepath.Join(u.dir(), ownShm))) {
 		return nil // Clients have it mounted.
 	} else if err == nil {
 		return u.makeShm()
@@ -60,13 +61,14 @@ func (u *unitRun) prepareShm() error {
 	return u.makeShm()
 }
 
-// servedBefore says that a version without <unit>/shm has had a daemon for the unit. This one makes pipe last.
+// servedBefore reports whether a version without <unit>/shm had a daemon for the unit. This version
+// makes the directory pipe last.
 func servedBefore(dir string) bool {
 	_, err := os.Lstat(filepath.Join(dir, "pipe"))
 	return err == nil
 }
 
-// makeShm makes the unit's own memory, and has the link lead there.
+// makeShm makes the unit's own memory and lets the link point to it.
 func (u *unitRun) makeShm() error {
 	if err := makeDir(u.dir()); err != nil {
 		return err
@@ -79,18 +81,22 @@ func (u *unitRun) makeShm() error {
 		if err != nil {
 			return err
 		}
-		if err := mountTmpfs(filepath.Join(u.dir(), ownShm), total/2/uint64(max(1, u.unit.MemoryParts))&^3, "1777"); err != nil {
+		if err := mountTmpfs(filepath.Join(u.dir(), ownShm), total/2/uint64(max(1, u.unit.MemoryParts))&^3,
+			"1777"); err != nil {
 			return err
 		}
 	} else {
 		all := filepath.Join(u.Root, hostShm)
 		if !isMountPoint(all) {
-			return fmt.Errorf("no shared memory: %s is no mount, and what is mounted below %s does not reach the host: it takes virgate mps mount-shm before this program, or mountPropagation Bidirectional", all, u.Root)
+			return fmt.Errorf(
+				"no shared memory: %s is no mount, and what is mounted below %s does not reach the host: it takes "+
+					"virgate mps mount-shm before this program, or mountPropagation Bidirectional", all, u.Root)
 		}
 		if err := makeDir(filepath.Join(all, u.unit.ID)); err != nil {
 			return err
 		}
-		if err := os.Chmod(filepath.Join(all, u.unit.ID), 0o777|os.ModeSticky); err != nil { //nolint:gosec // as /dev/shm
+		//nolint:gosec // as /dev/shm
+		if err := os.Chmod(filepath.Join(all, u.unit.ID), 0o777|os.ModeSticky); err != nil {
 			return err
 		}
 		target = filepath.Join("..", hostShm, u.unit.ID)
@@ -105,8 +111,8 @@ func (u *unitRun) makeShm() error {
 	return os.Rename(next, u.shm())
 }
 
-// leaveCommonShm gives a unit that nobody holds its own memory instead of that of all units, and says whether its
-// daemon has to be started again for that.
+// leaveCommonShm moves a unit that no pod holds from the memory of all units to memory of its own.
+// It reports whether the unit's daemon has to be restarted for that.
 func (u *unitRun) leaveCommonShm() (left bool, err error) {
 	if !u.unit.Vacant || !u.onCommonShm(u.unit.ID) {
 		return false, nil
@@ -116,10 +122,10 @@ func (u *unitRun) leaveCommonShm() (left bool, err error) {
 	if held, err := u.holdsCommonShm(); held || err != nil {
 		return false, err
 	}
-	if err := u.makeShm(); err != nil { // What starts from now on has it.
+	if err := u.makeShm(); err != nil { // Containers that start from now on use it.
 		return false, err
 	}
-	if held, err := u.holdsCommonShm(); held || err != nil { // It started meanwhile.
+	if held, err := u.holdsCommonShm(); held || err != nil { // A container has started meanwhile.
 		return false, errors.Join(err, u.linkCommonShm())
 	}
 	u.dropCommonShm()
@@ -127,7 +133,8 @@ func (u *unitRun) leaveCommonShm() (left bool, err error) {
 	return true, nil
 }
 
-// holdsCommonShm says that a container of the unit has the memory of all units. A pod that has ended may have one still.
+// holdsCommonShm reports whether a container of the unit has the memory of all units mounted. A pod
+// that has ended may still have one.
 func (u *unitRun) holdsCommonShm() (bool, error) {
 	clients, err := u.clientsNow()
 	if err != nil {
@@ -143,7 +150,7 @@ func (u *unitRun) holdsCommonShm() (bool, error) {
 	return false, nil
 }
 
-// linkCommonShm takes makeShm back.
+// linkCommonShm undoes makeShm.
 func (u *unitRun) linkCommonShm() error {
 	next := u.shm() + ".next"
 	if err := os.Symlink(filepath.Join("..", commonShm), next); err != nil {
@@ -152,7 +159,7 @@ func (u *unitRun) linkCommonShm() error {
 	return os.Rename(next, u.shm())
 }
 
-// removeShm removes the unit's memory, which nobody holds any more.
+// removeShm removes the unit's memory, which no pod holds any more.
 func (u *unitRun) removeShm() error {
 	if !u.OwnShm {
 		return nil
@@ -161,7 +168,7 @@ func (u *unitRun) removeShm() error {
 	defer u.shmLock.Unlock()
 	own := filepath.Join(u.dir(), ownShm)
 	if isMountPoint(own) {
-		// A mount namespace that still has it must not keep the memory.
+		// Empty it first: a mount namespace that still has it must not keep the memory.
 		entries, err := os.ReadDir(own)
 		if err != nil {
 			return err
@@ -185,7 +192,7 @@ func (u *unitRun) removeShm() error {
 	return nil
 }
 
-// dropCommonShm unmounts the memory of all units when none has it. It is called with the lock.
+// dropCommonShm unmounts the memory of all units if no unit uses it. The caller holds the lock.
 func (s *supervisor) dropCommonShm() {
 	common := filepath.Join(s.Root, commonShm)
 	if reaches, err := mountsReachHost(s.Proc, s.Root); err != nil || !reaches || !isMountPoint(common) {
@@ -209,13 +216,15 @@ func (s *supervisor) dropCommonShm() {
 	}
 }
 
-// client is a container with a unit's pipe directory: one of its processes, and what it has as /dev/shm.
+// client is a container that has a unit's pipe directory: one of its processes, and what is mounted
+// at its /dev/shm.
 type client struct {
 	pid int
 	shm string
 }
 
-// clientsNow are the containers of the node that can be clients, by unit, as their mounts tell (proc(5)).
+// clientsNow returns the containers on the node that can be clients, by unit. It finds them by
+// their mounts (proc(5)).
 func (s *supervisor) clientsNow() (map[string][]client, error) {
 	entries, err := os.ReadDir(s.Proc)
 	if err != nil {
@@ -244,11 +253,12 @@ func (s *supervisor) clientsNow() (map[string][]client, error) {
 	return clients, nil
 }
 
-// clientMounts are the unit whose pipe directory, on the device, is among the mounts, "" for none, and what is at
-// /dev/shm.
+// clientMounts returns the unit whose pipe directory, on the device, is among the mounts, "" for
+// none, and what is mounted at /dev/shm.
 func clientMounts(mountinfo, device string) (unit, shm string) {
 	for line := range strings.Lines(mountinfo) {
-		// "36 35 98:0 /root /mount/point options - type source options"; the last mount of a place is on top.
+		// "36 35 98:0 /root /mount/point options - type source options"; the last mount at a path
+		// is on top.
 		fields := strings.Fields(line)
 		if len(fields) < 5 {
 			continue
@@ -256,7 +266,7 @@ func clientMounts(mountinfo, device string) (unit, shm string) {
 		if fields[4] == "/dev/shm" {
 			shm = fields[2] + fields[3]
 		}
-		// A client has it at the path that the daemon has; see plugin.MPSAccess.
+		// A client has the directory at the same path as the daemon; see plugin.MPSAccess.
 		id, is := strings.CutSuffix(strings.TrimPrefix(fields[4], "/mps/"), "/pipe")
 		if is && fields[2] == device && checkUnitID(id) == nil && strings.HasSuffix(fields[3], "/"+id+"/pipe") {
 			unit = id
@@ -265,17 +275,19 @@ func clientMounts(mountinfo, device string) (unit, shm string) {
 	return unit, shm
 }
 
-// clientsInterval is how old the list of clients may be where only people are told of it.
+// clientsInterval is how old the list of clients may be if it is only shown to people.
 const clientsInterval = 10 * time.Second
 
-// strangers says which programs cannot share memory with the unit's daemon, "" for none: a pod's own volume at
-// /dev/shm is on top of the unit's, because the kubelet lists a plugin's mounts before the pod's (makeMounts).
+// strangers describes the programs that cannot share memory with the unit's daemon, "" for none. If
+// a pod mounts a volume at /dev/shm, that volume hides the unit's, because the kubelet lists a
+// plugin's mounts before the pod's (makeMounts).
 func (u *unitRun) strangers() string {
 	if !u.OwnShm {
 		return ""
 	}
 	if u.onCommonShm(u.unit.ID) {
-		return "its programs share /dev/shm with those of other units until no pod holds it that was started before the upgrade"
+		return "its programs share /dev/shm with those of other units until no pod holds it that was started before " +
+			"the upgrade"
 	}
 	u.shmLock.Lock()
 	defer u.shmLock.Unlock()

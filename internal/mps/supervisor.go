@@ -18,49 +18,57 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Options are what the supervisor needs.
+// Options are the supervisor's settings and dependencies.
 type Options struct {
-	// Root is the directory of all files, as this process and the daemons see it, Proc is /proc.
+	// Root is the directory of all files, under the path that both this process and the daemons
+	// see. Proc is the path of /proc.
 	Root, Proc string
-	// OwnShm gives the daemons of each unit and their clients a /dev/shm of their own, which takes the right to mount.
-	// Without it daemons have what this process has.
+	// OwnShm gives each unit's daemon and clients their own /dev/shm, which requires the right to
+	// mount. Without it daemons use this process's /dev/shm.
 	OwnShm  bool
 	Control Control
-	// ComputeMode and SetComputeMode are those of whole GPUs, by UUID.
+	// ComputeMode and SetComputeMode read and set the compute mode of a whole GPU, by UUID.
 	ComputeMode    func(ctx context.Context, gpu string) (sharing.ComputeMode, error)
 	SetComputeMode func(ctx context.Context, gpu string, mode sharing.ComputeMode) error
-	// KeepClosed has the other two not open these GPUs, by UUID, with the driver's index, and returns when they do not
-	// have any open, or ctx ends; nil where they open none.
+	// KeepClosed makes ComputeMode and SetComputeMode leave these GPUs closed. They are listed by
+	// UUID, with the driver's index. It returns when none of them is open, or when ctx ends. It is
+	// nil if the two functions open no GPU.
 	KeepClosed func(ctx context.Context, released map[string]int)
-	// DriverReplaced returns an error when the node has another driver than this process, and nil when ctx ends; nil
-	// where nobody can tell. Then no daemon is started any more.
+	// DriverReplaced returns an error when the node's driver is no longer the one that this process
+	// uses, and nil when ctx ends. After an error no daemon is started. It is nil if a replacement
+	// cannot be detected.
 	DriverReplaced func(ctx context.Context) error
-	// Who describes a process for people, and returns "" for one that has ended; nil for its ID alone.
+	// Who describes a process for people, and returns "" if it has ended. If nil, the process ID is
+	// shown.
 	Who func(pid int) string
-	// Timing's zero fields have defaults.
+	// Timing has the waiting times; a zero field means its default.
 	Timing Timing
 	Logger *slog.Logger
 }
 
-// Timing is how long the supervisor waits.
+// Timing has the supervisor's waiting times.
 type Timing struct {
-	// Ask is the time between two questions whether a daemon still answers, Answer how long it
-	// may take to. After Misses questions without an answer it is restarted.
+	// Ask is the time between two checks that a daemon still answers, Answer how long an answer may
+	// take. After Misses checks without an answer the daemon is restarted.
 	Ask, Answer time.Duration
 	Misses      int
-	// Start is how long a daemon may take until it first answers, Stop until it has ended.
+	// Start is how long a daemon may take to its first answer, Stop how long it may take to end.
 	Start, Stop time.Duration
-	// Pause is the time until a failure is tried again; it doubles up to MaxPause.
+	// Pause is the time before a failed attempt is repeated; it doubles up to MaxPause.
 	Pause, MaxPause time.Duration
-	// FirstWish is how long what an earlier run left is kept for a client to ask for it.
+	// FirstWish is how long the units of an earlier run are kept until a client asks for them.
 	FirstWish time.Duration
 }
 
 func (t Timing) withDefaults() Timing {
 	return Timing{
-		Ask: cmp.Or(t.Ask, 2*time.Second), Answer: cmp.Or(t.Answer, 5*time.Second), Misses: cmp.Or(t.Misses, 3),
-		Start: cmp.Or(t.Start, 15*time.Second), Stop: cmp.Or(t.Stop, 10*time.Second),
-		Pause: cmp.Or(t.Pause, time.Second), MaxPause: cmp.Or(t.MaxPause, time.Minute),
+		Ask:       cmp.Or(t.Ask, 2*time.Second),
+		Answer:    cmp.Or(t.Answer, 5*time.Second),
+		Misses:    cmp.Or(t.Misses, 3),
+		Start:     cmp.Or(t.Start, 15*time.Second),
+		Stop:      cmp.Or(t.Stop, 10*time.Second),
+		Pause:     cmp.Or(t.Pause, time.Second),
+		MaxPause:  cmp.Or(t.MaxPause, time.Minute),
 		FirstWish: cmp.Or(t.FirstWish, time.Minute),
 	}
 }
@@ -71,30 +79,31 @@ type supervisor struct {
 	journal *journal
 	wishes  chan wishLine
 	ended   chan string
-	// refused are the units of the last wish that get no daemon, and why. supervise has them.
+	// refused are the units of the last wish that get no daemon, with the reason. Only supervise
+	// uses it.
 	refused map[string]error
 
 	mu sync.Mutex
-	// wanted is what clients want, nil until the first says it, and taken when that was.
+	// wanted is what clients want, nil until the first wish; taken is the time of that wish.
 	wanted []Unit
 	taken  int64
-	// states are by ID; changed is closed with every change.
+	// states are by ID. changed is closed with every change.
 	states  map[string]State
 	changed chan struct{}
-	// replaced is DriverReplaced's error, daemons how many run.
+	// replaced is the error of DriverReplaced. daemons is the number of running daemons.
 	replaced error
 	daemons  int
 
-	// shmLock guards the links to units' memory, and the clients that were found at clientsAt.
+	// shmLock guards the links to units' memory, and clients, which were listed at clientsAt.
 	shmLock   sync.Mutex
 	clients   map[string][]client
 	clientsAt time.Time
 }
 
-// Run serves the daemons that a Client wants until ctx ends, and then stops them. Their
-// directories stay for the next run: pods have them mounted. An error says that it could
-// not start, or that the driver was replaced and no daemon runs. Nobody else may serve the
-// same root directory.
+// Run runs the daemons that a Client wants until ctx ends, and then stops them. Their directories
+// stay for the next run, because pods have them mounted. It returns an error if it could not start,
+// or if the driver was replaced and no daemon runs. No other process may serve the same root
+// directory.
 func Run(ctx context.Context, o Options) error {
 	o.Timing = o.Timing.withDefaults()
 	if o.Who == nil {
@@ -108,13 +117,21 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	s := &supervisor{
-		Options: o, journal: journal, wishes: make(chan wishLine), ended: make(chan string),
-		states: map[string]State{}, changed: make(chan struct{}),
+		Options: o,
+		journal: journal,
+		wishes:  make(chan wishLine),
+		ended:   make(chan string),
+		states:  map[string]State{},
+		changed: make(chan struct{}),
 	}
-	// They are told of from the first: a client may take a unit that is not for one that is free.
+	// Report them from the start: otherwise a client may take a unit for free that is not.
 	leftovers := s.leftovers()
 	for _, unit := range leftovers {
-		s.states[unit.ID] = State{ID: unit.ID, Phase: nodereport.MPSStopping, Reason: "left by an earlier run"}
+		s.states[unit.ID] = State{
+			ID:     unit.ID,
+			Phase:  nodereport.MPSStopping,
+			Reason: "left by an earlier run",
+		}
 	}
 	if o.OwnShm {
 		s.dropCommonShm()
@@ -137,23 +154,24 @@ func Run(ctx context.Context, o Options) error {
 	return s.supervise(ctx, &group, leftovers)
 }
 
-// CheckRoot refuses a root directory whose path leaves too few bytes for a control daemon's
-// socket, ROOT/UUID/pipe/control: a Unix socket's path has at most 107 (sun_path in unix(7)),
-// and nvidia-cuda-mps-control would end without a word.
+// CheckRoot returns an error if the root directory's path leaves too few bytes for a control
+// daemon's socket, ROOT/UUID/pipe/control. The path of a Unix socket has at most 107 bytes
+// (sun_path in unix(7)), and nvidia-cuda-mps-control would end without a message.
 func CheckRoot(root string) error {
 	const most = 107 - len("/GPU-00000000-0000-0000-0000-000000000000/pipe/control")
 	if length := len(filepath.Clean(root)); length > most {
-		return fmt.Errorf("MPS root directory %s: its path has %d bytes; at most %d leave room for a daemon's socket", root, length, most)
+		return fmt.Errorf("MPS root directory %s: its path has %d bytes; at most %d leave room for a daemon's socket",
+			root, length, most)
 	}
 	return nil
 }
 
-// listen listens where only root can connect. Nobody else listens there; see Run.
+// listen makes a socket to which only root can connect. No other process listens there; see Run.
 func listen(path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("old socket: %w", err)
 	}
-	// The mode is set before the file exists: nobody else can ever connect.
+	// Set the mode before the file exists, so that no other user can ever connect.
 	config := net.ListenConfig{Control: func(_, _ string, socket syscall.RawConn) error {
 		var failed error
 		err := socket.Control(func(fd uintptr) { failed = syscall.Fchmod(int(fd), 0o600) })
@@ -166,14 +184,19 @@ func listen(path string) (net.Listener, error) {
 	return listener, nil
 }
 
-// supervise starts and ends the units' goroutines as clients wish.
+// supervise starts and ends the units' goroutines according to the wishes of clients.
 func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, leftovers []Unit) error {
 	running := map[string]chan Unit{}
 	wanted := map[string]Unit{}
 	start := func(id string, unit Unit, leftover bool) {
 		wishes := make(chan Unit, 1)
 		running[id] = wishes
-		u := &unitRun{supervisor: s, unit: unit, wishes: wishes, log: s.Logger.With("unit", id)}
+		u := &unitRun{
+			supervisor: s,
+			unit:       unit,
+			wishes:     wishes,
+			log:        s.Logger.With("unit", id),
+		}
 		if leftover {
 			wishes <- Unit{}
 		}
@@ -227,7 +250,7 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 		case <-changed:
 		case wish := <-s.wishes:
 			if wish.At != 0 && wish.At < newest {
-				break // Of a client that has been replaced, and was heard later than its successor.
+				break // From a replaced client, received after a wish of its successor.
 			}
 			newest = wish.At
 			if s.KeepClosed != nil {
@@ -253,7 +276,7 @@ func (s *supervisor) supervise(ctx context.Context, group *sync.WaitGroup, lefto
 	}
 }
 
-// refuse says of the units why they get no daemon, and of no others.
+// refuse publishes why these units get no daemon, and clears the reasons of all others.
 func (s *supervisor) refuse(units map[string]error) {
 	for id := range s.refused {
 		if units[id] == nil {
@@ -261,14 +284,18 @@ func (s *supervisor) refuse(units map[string]error) {
 		}
 	}
 	for id, err := range units {
-		if s.set(id, &State{ID: id, Phase: nodereport.MPSFailed, Reason: err.Error()}) {
+		if s.set(id, &State{
+			ID:     id,
+			Phase:  nodereport.MPSFailed,
+			Reason: err.Error(),
+		}) {
 			s.Logger.Error("no MPS daemon", "unit", id, "error", err)
 		}
 	}
 	s.refused = units
 }
 
-// setTaken says which wish is in force.
+// setTaken records which wish is in force.
 func (s *supervisor) setTaken(at int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -276,8 +303,9 @@ func (s *supervisor) setTaken(at int64) {
 	s.tellChange()
 }
 
-// watchDriver keeps why the driver is not the node's any more. Daemons that run go on: they keep the node's old driver
-// loaded, and end with the clients that a new container could not serve either.
+// watchDriver records why the driver is no longer the node's. Running daemons go on: they keep the
+// node's old driver loaded. They end with their clients, which a new container could not serve
+// either.
 func (s *supervisor) watchDriver(ctx context.Context) {
 	err := s.DriverReplaced(ctx)
 	if err == nil {
@@ -287,19 +315,20 @@ func (s *supervisor) watchDriver(ctx context.Context) {
 	defer s.mu.Unlock()
 	s.replaced = err
 	if s.daemons > 0 {
-		s.Logger.Warn("no MPS daemon is started any more, and the program ends when none runs", "because", err, "daemons", s.daemons)
+		s.Logger.Warn("no MPS daemon is started any more, and the program ends when none runs", "because", err,
+			"daemons", s.daemons)
 	}
 	s.tellChange()
 }
 
-// driverReplaced is why no daemon may be started any more; nil while they may.
+// driverReplaced returns why no daemon may be started any more, or nil if daemons may be started.
 func (s *supervisor) driverReplaced() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.replaced
 }
 
-// count counts a daemon that was started, 1, or stopped, -1.
+// count adds to the number of running daemons: 1 for a start, -1 for a stop.
 func (s *supervisor) count(daemons int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -307,7 +336,8 @@ func (s *supervisor) count(daemons int) {
 	s.tellChange()
 }
 
-// over returns why the supervisor ends, nil while it goes on, and a channel that is closed when that may change.
+// over returns why the supervisor has to end, nil while it goes on, and a channel that is closed
+// when that may change.
 func (s *supervisor) over() (changed <-chan struct{}, because error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -317,7 +347,7 @@ func (s *supervisor) over() (changed <-chan struct{}, because error) {
 	return s.changed, s.replaced
 }
 
-// tell replaces what the goroutine has not yet looked at. There is one sender.
+// tell replaces the wish that the goroutine has not read yet. Only one goroutine sends.
 func tell(wishes chan Unit, unit Unit) {
 	select {
 	case <-wishes:
@@ -326,7 +356,8 @@ func tell(wishes chan Unit, unit Unit) {
 	wishes <- unit
 }
 
-// leftovers are the units of an earlier run: with a directory, or a compute mode to restore.
+// leftovers returns the units of an earlier run: those with a directory or with a compute mode to
+// restore.
 func (s *supervisor) leftovers() (units []Unit) {
 	for gpu := range s.journal.gpus() {
 		if err := checkUnitID(gpu); err != nil {
@@ -348,8 +379,8 @@ func (s *supervisor) leftovers() (units []Unit) {
 	return units
 }
 
-// set sets how the unit is, nil for one that has no daemon and should have none, and says
-// whether that is new.
+// set stores the unit's state and reports whether it changed. A nil state means that the unit has
+// no daemon and needs none.
 func (s *supervisor) set(id string, state *State) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -363,17 +394,20 @@ func (s *supervisor) set(id string, state *State) bool {
 	return true
 }
 
-// tellChange is called with the lock.
+// tellChange wakes everything that waits for a change. The caller holds the lock.
 func (s *supervisor) tellChange() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// list is what clients are told, and a channel that is closed when that changes.
+// list returns the line for clients, and a channel that is closed when it changes.
 func (s *supervisor) list() (line statesLine, allReady bool, changed chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line.Units, line.Taken, line.UnitMemory, allReady = []State{}, new(s.taken), true, s.wanted != nil
+	line.Units = []State{}
+	line.Taken = new(s.taken)
+	line.UnitMemory = true
+	allReady = s.wanted != nil
 	for _, state := range s.states {
 		line.Units = append(line.Units, state)
 	}
@@ -412,7 +446,7 @@ func (s *supervisor) accept(ctx context.Context, listener net.Listener, group *s
 	}
 }
 
-// tellStates sends the states until the connection ends.
+// tellStates sends the states to a client until the connection ends.
 func (s *supervisor) tellStates(ctx context.Context, connection net.Conn) {
 	for {
 		line, _, changed := s.list()
@@ -428,7 +462,8 @@ func (s *supervisor) tellStates(ctx context.Context, connection net.Conn) {
 	}
 }
 
-// keepReadyFile keeps .ready, as NVIDIA's mps-control-daemon has it.
+// keepReadyFile makes .ready exist while all wanted daemons serve, as NVIDIA's mps-control-daemon
+// does.
 func (s *supervisor) keepReadyFile(ctx context.Context) {
 	path := filepath.Join(s.Root, ".ready")
 	defer func() { _ = os.Remove(path) }()
@@ -436,7 +471,7 @@ func (s *supervisor) keepReadyFile(ctx context.Context) {
 		_, ready, changed := s.list()
 		err := os.Remove(path)
 		if ready {
-			err = os.WriteFile(path, nil, 0o644) //nolint:gosec // as NVIDIA's
+			err = os.WriteFile(path, nil, 0o644) //nolint:gosec // same mode as NVIDIA's
 		}
 		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			s.Logger.Warn("readiness not told", "error", err)

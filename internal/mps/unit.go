@@ -16,9 +16,9 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Commands of nvidia-cuda-mps-control, as NVIDIA's MPS documentation has them ("Legacy MPS v2
-// Interface"). A device is named by its ordinal, and a daemon sees one: limits by UUID are taken and
-// not applied (k8s-device-plugin#572).
+// Commands of nvidia-cuda-mps-control, from NVIDIA's MPS documentation ("Legacy MPS v2 Interface").
+// They name a device by its ordinal, and a daemon sees only one device. Limits set by UUID are
+// accepted but not applied (k8s-device-plugin#572).
 const (
 	commandPing    = "get_default_active_thread_percentage"
 	commandServers = "get_server_list"
@@ -30,36 +30,46 @@ const (
 	commandReadMemory       = "get_default_device_pinned_mem_limit 0"
 	commandServerPercentage = "set_active_thread_percentage %s %d"
 	commandServerMemory     = "set_device_pinned_mem_limit %s 0 %dM"
-	// Of a server's limits, later clients get those of then.
+	// Later clients of a server get the limits that the server has then.
 	commandReadServerPercentage = "get_active_thread_percentage %s"
 	commandReadServerMemory     = "get_device_pinned_mem_limit %s 0"
 )
 
-// startInterval is the time between two questions whether a started daemon answers.
+// startInterval is the time between two checks that a started daemon answers.
 const startInterval = 100 * time.Millisecond
 
-// unitRun is the life of a unit's daemon. One goroutine owns it.
+// unitRun manages a unit's daemon. One goroutine owns it.
 type unitRun struct {
 	*supervisor
 	unit Unit
-	// wishes has what is wanted now, the zero Unit for nothing.
+	// wishes receives the unit as it is wanted now; the zero Unit means that no daemon is wanted.
 	wishes chan Unit
 	log    *slog.Logger
 
 	daemon Daemon
 	wanted bool
-	// starts is how often it was started.
+	// starts counts how often the daemon was started.
 	starts int
 }
 
 func (u *unitRun) dir() string { return filepath.Join(u.Root, u.unit.ID) }
 
 func (u *unitRun) environment() Environment {
-	return Environment{Device: u.unit.ID, Pipe: filepath.Join(u.dir(), "pipe"), Log: filepath.Join(u.dir(), "log"), Shm: u.shm()}
+	return Environment{
+		Device: u.unit.ID,
+		Pipe:   filepath.Join(u.dir(), "pipe"),
+		Log:    filepath.Join(u.dir(), "log"),
+		Shm:    u.shm(),
+	}
 }
 
 func (u *unitRun) tell(phase nodereport.MPSPhase, reason error) {
-	state := State{ID: u.unit.ID, Phase: phase, Restarts: max(0, u.starts-1), CommonMemory: u.OwnShm && u.onCommonShm(u.unit.ID)}
+	state := State{
+		ID:           u.unit.ID,
+		Phase:        phase,
+		Restarts:     max(0, u.starts-1),
+		CommonMemory: u.OwnShm && u.onCommonShm(u.unit.ID),
+	}
 	if reason != nil {
 		state.Reason = reason.Error()
 	}
@@ -68,7 +78,7 @@ func (u *unitRun) tell(phase nodereport.MPSPhase, reason error) {
 	}
 }
 
-// tellReady tells that the daemon serves, and who waits although it does.
+// tellReady publishes that the daemon serves, and which programs still wait.
 func (u *unitRun) tellReady(ctx context.Context) {
 	var waits error
 	if text := cmp.Or(u.waits(ctx), u.strangers()); text != "" {
@@ -77,9 +87,10 @@ func (u *unitRun) tellReady(ctx context.Context) {
 	u.tell(nodereport.MPSReady, waits)
 }
 
-// take takes a wish, and says whether other limits are wanted than before.
+// take applies a wish, and reports whether it changes the limits.
 func (u *unitRun) take(wish Unit) (other bool) {
-	if u.wanted = wish.ID != ""; !u.wanted {
+	u.wanted = wish.ID != ""
+	if !u.wanted {
 		return false
 	}
 	before := u.unit
@@ -88,7 +99,7 @@ func (u *unitRun) take(wish Unit) (other bool) {
 	return other
 }
 
-// run serves the unit until it is not wanted and all traces of it are gone, or ctx ends.
+// run serves the unit until no daemon is wanted and everything of it is removed, or ctx ends.
 func (u *unitRun) run(ctx context.Context) {
 	u.wanted = true
 	select {
@@ -101,12 +112,14 @@ func (u *unitRun) run(ctx context.Context) {
 		var err error
 		if u.wanted {
 			began := time.Now()
-			if err = u.serve(ctx); time.Since(began) > u.Timing.MaxPause {
+			err = u.serve(ctx)
+			if time.Since(began) > u.Timing.MaxPause {
 				pause = u.Timing.Pause
 			}
 		} else {
 			u.tell(nodereport.MPSStopping, nil)
-			if err = u.remove(ctx); err == nil {
+			err = u.remove(ctx)
+			if err == nil {
 				u.set(u.unit.ID, nil)
 				u.log.Info("MPS daemon", "state", "stopped")
 				return
@@ -134,8 +147,8 @@ func (u *unitRun) run(ctx context.Context) {
 	}
 }
 
-// serve has the daemon run until it fails, which is an error, it is not wanted any more, or
-// ctx ends.
+// serve runs the daemon until it fails, until no daemon is wanted, or until ctx ends. Only a
+// failure returns an error.
 func (u *unitRun) serve(ctx context.Context) error {
 	if u.daemon == nil {
 		u.tell(nodereport.MPSStarting, nil)
@@ -197,7 +210,7 @@ func (u *unitRun) start(ctx context.Context) error {
 		return err
 	}
 	env := u.environment()
-	if err := u.Control.Clear(ctx, env); err != nil { // Of an earlier run, or one that could not be ended.
+	if err := u.Control.Clear(ctx, env); err != nil { // Processes of an earlier run, or those that could not be ended.
 		return err
 	}
 	if u.daemon != nil {
@@ -242,8 +255,8 @@ func (u *unitRun) start(ctx context.Context) error {
 	}
 }
 
-// makeDirs makes the directories, which clients of any user enter, and empties that of the
-// sockets. It is not replaced: pods may have it mounted.
+// makeDirs makes the directories so that clients of any user can enter them, and empties the one of
+// the sockets. It does not replace that directory, because pods may have it mounted.
 func makeDirs(dir, pipe, log string) error {
 	entries, err := os.ReadDir(pipe)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -272,8 +285,8 @@ func makeDir(path string) error {
 	return labelForContainers(path)
 }
 
-// checkUnitID refuses an ID that is none of NVML's UUIDs, which are "GPU-" or "MIG-" and 36 hexadecimal digits and
-// dashes: it becomes a directory.
+// checkUnitID returns an error for an ID that is not an NVML UUID ("GPU-" or "MIG-" and 36
+// hexadecimal digits and dashes). The ID becomes the name of a directory.
 func checkUnitID(id string) error {
 	rest, gpu := strings.CutPrefix(id, "GPU-")
 	rest, partition := strings.CutPrefix(rest, "MIG-")
@@ -291,8 +304,9 @@ func checkUnitID(id string) error {
 	return nil
 }
 
-// CheckParents refuses a directory that not every user can enter, or that is in one: a server takes the user of its
-// clients before it opens its files (bottlerocket#4673), and would end at once.
+// CheckParents returns an error if some user cannot enter the directory or one of its parents. A
+// server switches to the user of its clients before it opens its files (bottlerocket#4673), and
+// would end at once.
 func CheckParents(dir string) error {
 	for {
 		info, err := os.Stat(dir)
@@ -300,7 +314,9 @@ func CheckParents(dir string) error {
 			return err
 		}
 		if mode := info.Mode().Perm(); mode&0o001 == 0 {
-			return fmt.Errorf("%s has mode %#o: an MPS server runs as the user of its clients, who cannot enter it; chmod o+x it", dir, mode)
+			return fmt.Errorf(
+				"%s has mode %#o: an MPS server runs as the user of its clients, who cannot enter it; chmod o+x it",
+				dir, mode)
 		}
 		if dir == filepath.Dir(dir) {
 			return nil
@@ -309,8 +325,9 @@ func CheckParents(dir string) error {
 	}
 }
 
-// limit sets the limits of clients; of those of a live daemon's servers, too. It asks what the
-// daemon then has: an older one does not know every command, and says so in its answer only.
+// limit sets the clients' limits. With live it also sets them in the servers of the running daemon.
+// It then reads them back: an older daemon does not know every command, and says so only in its
+// answer.
 func (u *unitRun) limit(ctx context.Context, live bool) error {
 	percentage, mebibytes := u.unit.ThreadPercentage, u.unit.PinnedMemory>>20
 	var servers []string
@@ -327,8 +344,10 @@ func (u *unitRun) limit(ctx context.Context, live bool) error {
 			return err
 		}
 		for _, pid := range servers {
-			set, read := fmt.Sprintf(commandServerPercentage, pid, percentage), fmt.Sprintf(commandReadServerPercentage, pid)
-			if err := u.apply(ctx, set, read, "the active thread percentage of its server "+pid, percentageIs(percentage)); err != nil {
+			set, read := fmt.Sprintf(commandServerPercentage, pid, percentage),
+				fmt.Sprintf(commandReadServerPercentage, pid)
+			if err := u.apply(ctx, set, read, "the active thread percentage of its server "+pid,
+				percentageIs(percentage)); err != nil {
 				return err
 			}
 		}
@@ -340,7 +359,8 @@ func (u *unitRun) limit(ctx context.Context, live bool) error {
 		}
 		for _, pid := range servers {
 			set, read := fmt.Sprintf(commandServerMemory, pid, mebibytes), fmt.Sprintf(commandReadServerMemory, pid)
-			if err := u.apply(ctx, set, read, "the limit of pinned memory of its server "+pid, memoryIs(mebibytes)); err != nil {
+			if err := u.apply(ctx, set, read, "the limit of pinned memory of its server "+pid,
+				memoryIs(mebibytes)); err != nil {
 				return err
 			}
 		}
@@ -348,7 +368,7 @@ func (u *unitRun) limit(ctx context.Context, live bool) error {
 	return nil
 }
 
-// limitValue is a limit in words, and whether a daemon's answer says that it has it.
+// limitValue is the text of a limit, and a check that a daemon's answer shows this limit.
 type limitValue struct {
 	text string
 	is   func(answer string) bool
@@ -361,7 +381,8 @@ func percentageIs(want int) limitValue {
 	}}
 }
 
-// memoryIs: a daemon shows whole gigabytes from one on, and 3840M as 3G.
+// memoryIs compares memory limits. From one gigabyte on a daemon shows whole gigabytes: 3840M is
+// shown as 3G.
 func memoryIs(mebibytes uint64) limitValue {
 	return limitValue{fmt.Sprintf("%dM", mebibytes), func(answer string) bool {
 		number, gigabytes := strings.CutSuffix(answer, "G")
@@ -373,7 +394,7 @@ func memoryIs(mebibytes uint64) limitValue {
 	}}
 }
 
-// apply sets a limit and asks whether it is set. what begins the text of the error that says that it is not.
+// apply sets a limit and reads it back. If the two differ, the text of the error begins with what.
 func (u *unitRun) apply(ctx context.Context, set, read, what string, value limitValue) error {
 	answer, err := u.ask(ctx, set)
 	if err != nil {
@@ -387,8 +408,8 @@ func (u *unitRun) apply(ctx context.Context, set, read, what string, value limit
 	return err
 }
 
-// waits says which program waits for another user's, and "" when none does. Then and only then a
-// daemon keeps clients waiting for long.
+// waits describes a program that waits for the programs of another user, "" for none. Only then
+// does a daemon keep clients waiting for long.
 func (u *unitRun) waits(ctx context.Context) string {
 	queue := u.daemon.Queue()
 	if queue.Server == 0 || len(queue.Waiting) == 0 {
@@ -413,7 +434,8 @@ func (u *unitRun) waits(ctx context.Context) string {
 	for _, client := range queue.Waiting {
 		if who := u.Who(client.PID); who != "" && client.User != queue.User {
 			return fmt.Sprintf(
-				"%s, of user %d, waits until user %d has no program on it any more (%s): an MPS server serves one user; the chart's mps.multiUser lets it serve all",
+				"%s, of user %d, waits until user %d has no program on it any more (%s): an MPS server serves one "+
+					"user; the chart's mps.multiUser lets it serve all",
 				who, client.User, queue.User, strings.Join(served, ", "))
 		}
 	}
@@ -433,8 +455,9 @@ func (u *unitRun) ask(ctx context.Context, command string) (string, error) {
 	return strings.TrimSpace(answer), nil
 }
 
-// setMode has a whole GPU refuse processes that are no clients of the daemon. What the mode
-// was before is kept first. To ask for the mode opens the GPU, so it is done only when a daemon starts and after a reset.
+// setMode makes a whole GPU refuse processes that are not clients of the daemon. It first records
+// the previous mode. Reading the mode opens the GPU, so this is done only when a daemon starts and
+// after a reset.
 func (u *unitRun) setMode(ctx context.Context) error {
 	if u.unit.ID != u.unit.GPU {
 		return nil
@@ -447,7 +470,8 @@ func (u *unitRun) setMode(ctx context.Context) error {
 		return nil
 	}
 	if now != sharing.DefaultComputeMode {
-		u.log.Warn("somebody has set another compute mode than MPS needs", "gpu", u.unit.GPU, "mode", now, "set", sharing.ExclusiveProcess)
+		u.log.Warn("somebody has set another compute mode than MPS needs", "gpu", u.unit.GPU, "mode", now, "set",
+			sharing.ExclusiveProcess)
 	}
 	if err := u.journal.keep(u.unit.GPU, now); err != nil {
 		return err
@@ -458,8 +482,8 @@ func (u *unitRun) setMode(ctx context.Context) error {
 	return nil
 }
 
-// restoreMode sets the mode to what it was. One that is not ours any more stays: somebody else
-// has set it, or it was lost with a reset.
+// restoreMode sets the previous mode again, unless the current mode is not Virgate's: then another
+// program has set it, or a reset has cleared Virgate's.
 func (u *unitRun) restoreMode(ctx context.Context) error {
 	before, changed := u.journal.gpus()[u.unit.ID]
 	if !changed {
@@ -475,7 +499,7 @@ func (u *unitRun) restoreMode(ctx context.Context) error {
 	return u.journal.forget(u.unit.ID)
 }
 
-// stop ends the daemon and its servers: as it wants to, or else by force.
+// stop ends the daemon and its servers, by the command quit or else by force.
 func (u *unitRun) stop(ctx context.Context) error {
 	if u.daemon != nil {
 		if _, err := u.ask(ctx, commandQuit); err == nil {
@@ -496,7 +520,7 @@ func (u *unitRun) stop(ctx context.Context) error {
 	return nil
 }
 
-// remove undoes everything.
+// remove stops the daemon and removes everything that was made for the unit.
 func (u *unitRun) remove(ctx context.Context) error {
 	if err := u.stop(ctx); err != nil {
 		return err
@@ -510,7 +534,7 @@ func (u *unitRun) remove(ctx context.Context) error {
 	return os.RemoveAll(u.dir())
 }
 
-// leave stops the daemon when this program ends. The directories stay.
+// leave stops the daemon when this program ends. Its directories stay.
 func (u *unitRun) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), u.Timing.Answer+2*u.Timing.Stop)
 	defer cancel()

@@ -1,5 +1,5 @@
-// Package mpsshare says for which units daemons of NVIDIA's MPS are wanted: for those of which pods
-// or claims may have shares by MPS. It starts and ends none itself.
+// Package mpsshare decides which units need a daemon of NVIDIA's MPS: those whose MPS shares pods
+// or claims may have. It starts and ends no daemon itself.
 package mpsshare
 
 import (
@@ -20,55 +20,57 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Daemons runs the control daemons of NVIDIA's MPS, in another container: it is package
-// internal/mps's Client.
+// Daemons runs NVIDIA's MPS control daemons, in another container. The implementation is the Client
+// of package internal/mps.
 type Daemons interface {
-	// Want says for which units daemons are wanted, for all of them. It does not wait. Until the
-	// first call what the last program wanted is kept.
+	// Want sets the complete list of units that need a daemon. It does not wait. Until the first
+	// call, the list of an earlier run stays in force.
 	Want(units []nodereport.MPSUnit)
-	// States are the units that have a daemon or should have one; not connected while nobody
-	// answers.
+	// States returns the units that have a daemon or should have one. connected is false while no
+	// supervisor answers.
 	States() (states []nodereport.MPSState, connected bool)
-	// KeepClosed says which GPUs must not be opened, as Released, and reports whether none is any more. It
-	// does not wait.
+	// KeepClosed sets which GPUs must not be opened, as in Options.Released, and reports whether
+	// all of them are closed now. It does not wait.
 	KeepClosed(released map[string]int) bool
-	// Watch calls changed when States may answer otherwise, at least once, and returns when ctx
-	// ends.
+	// Watch calls changed when the result of States may have changed, and at least once. It returns
+	// when ctx ends.
 	Watch(ctx context.Context, changed func()) error
 }
 
-// Claims are who has what by DRA.
+// Claims knows which claims have which devices by DRA.
 type Claims interface {
 	View() claims.View
 	SetModes(mode claims.ModeFault)
 }
 
-// Options are what the choice of daemons needs.
+// Options are the dependencies of a Manager.
 type Options struct {
-	// Daemons is nil where there can be none.
+	// Daemons is nil if there can be no daemons.
 	Daemons Daemons
-	// Claims is nil where nothing is offered by DRA.
+	// Claims is nil if nothing is offered by DRA.
 	Claims Claims
-	// Inputs are the GPUs and the last plan; false before the first one.
+	// Inputs returns the GPUs and the last plan; planned is false before the first plan.
 	Inputs func() (gpus []sharing.GPU, plan sharing.Plan, planned bool)
-	// Lists are what the device plugin lists, and who holds it.
+	// Lists returns what the device plugin lists and which pods hold it.
 	Lists func() plugin.Status
-	// ByDRA are the planned units that are not the device plugin's, by UUID. Who asks may change the
-	// map.
+	// ByDRA returns the planned units that the device plugin does not offer, by UUID. The caller
+	// may change the map.
 	ByDRA func() map[string]sharing.Unit
-	// Users are the pods and processes that use the GPU, or why that is not known.
+	// Users returns the pods and processes that use the GPU, or why they are not known.
 	Users func(ctx context.Context, gpu string) []string
-	// Released are the GPUs that are released or to be, by UUID, with the driver's index, -1 while unknown; and Resets is
-	// how often the GPU was reset.
+	// Released returns the GPUs that are released or about to be, by UUID, with the driver's index,
+	// or -1 while it is unknown. Resets returns how often the GPU was reset.
 	Released func() map[string]int
 	Resets   func(gpu string) int
-	// ComputeModePending says that the GPU's compute mode is set, or may still be set back.
+	// ComputeModePending reports whether the GPU's compute mode is set, or may still have to be
+	// restored.
 	ComputeModePending func(gpu string) bool
-	// Changed is called when View answers otherwise. It must not wait.
+	// Changed is called when the result of View changes. It must not wait.
 	Changed func()
 }
 
-// Manager has the daemons that are wanted, and how they are. follow has all but wake and view.
+// Manager keeps the list of wanted daemons, and their states. Only follow uses its fields, except
+// wake and view.
 type Manager struct {
 	Options
 	following sync.Mutex
@@ -76,27 +78,29 @@ type Manager struct {
 	view      atomic.Pointer[decide.MPS]
 
 	wanted map[string]wantedDaemon
-	// doubtful are units that were wanted and never told of, until when one may still start.
+	// doubtful are units that were wanted but never showed up in the states, with the time until
+	// which their daemon may still start.
 	doubtful map[string]time.Time
 }
 
 type wantedDaemon struct {
 	unit nodereport.MPSUnit
-	// shares is the number of shares to which its limits belong.
+	// shares is the number of shares for which its limits were computed.
 	shares int
-	// told says that it was among the states.
+	// told is true once it has been among the states.
 	told bool
 }
 
 const (
-	// doubt is longer than the time after which the states tell of a daemon that is wanted.
+	// doubt is longer than the states take to show a daemon that is wanted.
 	doubt = 5 * time.Second
 	// patience is how long the first lists wait for the states.
 	patience = 2 * time.Second
-	// lookInterval is the time between two looks, waitInterval where something is waited for.
+	// lookInterval is the time between two checks, waitInterval the time while something is
+	// pending.
 	lookInterval = 30 * time.Second
 	waitInterval = 500 * time.Millisecond
-	// mostPartitions is how many partitions a GPU has at most (NVIDIA's MIG User Guide).
+	// mostPartitions is the largest number of partitions on a GPU (NVIDIA's MIG User Guide).
 	mostPartitions = 7
 )
 
@@ -112,10 +116,10 @@ func New(options Options) *Manager {
 	return m
 }
 
-// View is what is known of the daemons. It must not be changed.
+// View returns what is known of the daemons. The caller must not change it.
 func (m *Manager) View() *decide.MPS { return m.view.Load() }
 
-// Wake has Run look again. It does not wait.
+// Wake makes Run check again. It does not wait.
 func (m *Manager) Wake() {
 	select {
 	case m.wake <- struct{}{}:
@@ -123,8 +127,8 @@ func (m *Manager) Wake() {
 	}
 }
 
-// Await waits a moment to be told of the daemons that run already, so that nobody's shares are
-// Unhealthy for that moment. It may be called while Run runs.
+// Await waits a moment for the states of the daemons that already run, so that no shares are
+// Unhealthy until then. It may be called while Run runs.
 func (m *Manager) Await(ctx context.Context) {
 	if m.Daemons == nil {
 		return
@@ -142,7 +146,8 @@ func (m *Manager) Await(ctx context.Context) {
 	m.follow(ctx)
 }
 
-// Run says which daemons are wanted until ctx ends. They run on after that, for the next run.
+// Run keeps the list of wanted daemons up to date until ctx ends. The daemons run on after that,
+// for the next run.
 func (m *Manager) Run(ctx context.Context) error {
 	for {
 		pause := lookInterval
@@ -158,15 +163,21 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// follow says whether to look again soon.
+// follow updates the list of wanted daemons and the view. It reports whether to check again soon.
 func (m *Manager) follow(ctx context.Context) (pending bool) {
 	m.following.Lock()
 	defer m.following.Unlock()
 	gpus, plan, planned := m.Inputs()
 	served, last := m.Lists(), m.View()
-	next := &decide.MPS{States: last.States, Waits: map[string]string{}, Busy: map[string]bool{}, Shares: map[string]int{}}
+	next := &decide.MPS{
+		States: last.States,
+		Waits:  map[string]string{},
+		Busy:   map[string]bool{},
+		Shares: map[string]int{},
+	}
 	var states []nodereport.MPSState
-	if states, next.Connected = m.Daemons.States(); next.Connected {
+	states, next.Connected = m.Daemons.States()
+	if next.Connected {
 		next.States = map[string]nodereport.MPSState{}
 		for _, state := range states {
 			next.States[state.ID] = state
@@ -190,8 +201,9 @@ func (m *Manager) follow(ctx context.Context) (pending bool) {
 	}
 	for id, want := range m.wanted {
 		if _, still := wanted[id]; !still {
-			// It is still wanted until MPS is told otherwise.
-			if next.Busy[id], pending = true, true; !want.told {
+			// Until Want gets the new list, the daemon is still wanted.
+			next.Busy[id], pending = true, true
+			if !want.told {
 				m.doubtful[id] = time.Now().Add(doubt)
 			}
 		}
@@ -210,7 +222,8 @@ func (m *Manager) follow(ctx context.Context) (pending bool) {
 		next.Busy[id] = true
 	}
 	if m.Claims != nil {
-		// First nobody gets a unit in another way, then who has got one until then, then daemons.
+		// The order matters: first keep new claims off units that are about to change, then check
+		// whether a claim got one in the meantime, and only then start or end daemons.
 		if m.Claims.SetModes(next.FaultOfClaim); !maps.Equal(byClaims, m.claimedDevices()) {
 			m.Wake()
 			return true
@@ -234,8 +247,9 @@ func (m *Manager) follow(ctx context.Context) (pending bool) {
 	return pending
 }
 
-// keepClosed tells which released GPUs have no daemon any more, and says whether all of these are closed. One with a daemon
-// is not told of yet: its compute mode is still to be set back.
+// keepClosed tells the supervisor which released GPUs have no daemon any more, and reports whether
+// all of these are closed. A GPU with a daemon is left out for now: its compute mode still has to
+// be restored.
 func (m *Manager) keepClosed(gpus []sharing.GPU, next *decide.MPS) bool {
 	released := m.Released()
 	maps.DeleteFunc(released, func(gpu string, _ int) bool {
@@ -251,10 +265,10 @@ func (m *Manager) keepClosed(gpus []sharing.GPU, next *decide.MPS) bool {
 	return true
 }
 
-// use is how the lists have a unit, without what nobody can use any more.
+// use is how the lists show a unit. Devices that are out of use do not count.
 type use struct {
-	// shares is the number of its shares by MPS; 0 for none. offered says that the plan has these,
-	// held that a pod holds one, and others that the unit can be used in another way.
+	// shares is the number of its shares by MPS, 0 for none. offered is true if the plan has these
+	// shares, held if a pod holds one, and others if the unit can be used in another way.
 	shares                int
 	offered, held, others bool
 }
@@ -287,15 +301,16 @@ func usesOf(served plugin.Status) map[string]use {
 	return uses
 }
 
-// claimedDevice is a device that a claim has, or that it was given and did not get.
+// claimedDevice is a device that a claim has, or one that was allocated to a claim that Virgate
+// refused.
 type claimedDevice struct {
 	name string
 	has  bool
 }
 
-// claimedDevices are by the units' places. A claim that was refused waits for its device to be
-// possible: its unit is given to nobody else until then, so it says what becomes of one that
-// nobody has.
+// claimedDevices returns the claimed devices by the places of their units. A refused claim waits
+// until its device is possible, and nothing else gets the unit until then. Such a claim therefore
+// decides how a unit that no claim has will be used.
 func (m *Manager) claimedDevices() map[string]claimedDevice {
 	devices := map[string]claimedDevice{}
 	if m.Claims == nil {
@@ -319,7 +334,7 @@ func (m *Manager) claimedDevices() map[string]claimedDevice {
 	return devices
 }
 
-// addClaims adds how claims have units, and how they are offered to claims.
+// addClaims adds how claims use units, and how units are offered to claims.
 func (m *Manager) addClaims(uses map[string]use, gpus []sharing.GPU, byClaims map[string]claimedDevice) {
 	if m.Claims == nil {
 		return
@@ -330,7 +345,9 @@ func (m *Manager) addClaims(uses map[string]use, gpus []sharing.GPU, byClaims ma
 		device, claimed := byClaims[place.Name]
 		switch shares := dra.ModeOf(device.name).Shares; {
 		case shares > 0:
-			use.shares, use.offered, use.held = shares, true, device.has
+			use.shares = shares
+			use.offered = true
+			use.held = device.has
 		case claimed:
 			use.others = true
 		case use.shares == 0 && planned[id].MPS.Shares > 0:
@@ -340,7 +357,8 @@ func (m *Manager) addClaims(uses map[string]use, gpus []sharing.GPU, byClaims ma
 	}
 }
 
-// planned are the units that are planned to be shared by MPS, whoever offers them.
+// planned returns the units that are planned to be shared by MPS, both by the device plugin and by
+// DRA.
 func (m *Manager) planned(plan sharing.Plan) map[string]sharing.Unit {
 	units := m.ByDRA()
 	for _, r := range plan.Resources {
@@ -352,9 +370,9 @@ func (m *Manager) planned(plan sharing.Plan) map[string]sharing.Unit {
 	return units
 }
 
-// choose says for which units daemons are wanted: for those that pods may have shares of by
-// MPS. One is started when nobody uses the unit in another way, and stays until its last share is
-// refused and nobody holds any.
+// choose returns the wanted daemons: one for each unit whose MPS shares pods may have. A daemon is
+// started when nothing uses the unit in another way. It stays until the unit's last share is
+// refused and no pod holds one.
 func (m *Manager) choose(
 	ctx context.Context, gpus []sharing.GPU, plan sharing.Plan, view *decide.MPS, uses map[string]use,
 ) (wanted map[string]wantedDaemon, pending bool) {
@@ -393,11 +411,22 @@ func (m *Manager) choose(
 	return wanted, pending
 }
 
-// daemonFor is the daemon for a unit of so many shares. For one that is planned in another way
-// now, what its containers may have is not known, so the daemon limits them to the whole unit.
-func (m *Manager) daemonFor(gpus []sharing.GPU, id string, shares int, unit sharing.Unit, current bool) nodereport.MPSUnit {
+// daemonFor returns the daemon for a unit with that many shares. If the unit is now planned in
+// another way (current is false), the limits of its containers are not known, so the daemon only
+// limits them to the whole unit.
+func (m *Manager) daemonFor(
+	gpus []sharing.GPU,
+	id string,
+	shares int,
+	unit sharing.Unit,
+	current bool,
+) nodereport.MPSUnit {
 	if !current {
-		unit = sharing.Unit{ID: id, GPU: sharing.GPUByUnit(gpus)[id], MPS: sharing.MPS{Shares: shares, Several: true}}
+		unit = sharing.Unit{
+			ID:  id,
+			GPU: sharing.GPUByUnit(gpus)[id],
+			MPS: sharing.MPS{Shares: shares, Several: true},
+		}
 	}
 	limit := unit.MPSCeiling()
 	parts := len(gpus)
@@ -414,8 +443,9 @@ func (m *Manager) daemonFor(gpus []sharing.GPU, id string, shares int, unit shar
 	}
 }
 
-// usedOtherwise says who uses a GPU of which nobody holds a share, or whose settings are still
-// to be undone; empty for nobody. Of a partition the lists say enough.
+// usedOtherwise returns why a GPU of which no pod holds a share cannot get a daemon yet: what uses
+// it, or that its compute mode still has to be restored. It returns "" if nothing does. For a
+// partition the lists are enough.
 func (m *Manager) usedOtherwise(ctx context.Context, unit nodereport.MPSUnit) string {
 	if unit.ID != unit.GPU {
 		return ""

@@ -12,19 +12,22 @@ import (
 // Calls measures the kubelet's calls. It is a plugin.CallMetrics and a prometheus.Collector.
 type Calls struct{ took, preferred *prometheus.HistogramVec }
 
-// NewCalls returns one that has measured nothing.
+// NewCalls returns a Calls without measurements.
 func NewCalls() *Calls {
 	return &Calls{
-		took:      callHistogram("allocate_duration_seconds", "How long Allocate took, by result: ok, error.", "resource", "result"),
-		preferred: callHistogram("preferred_allocation_duration_seconds", "How long GetPreferredAllocation took.", "resource"),
+		took: callHistogram("allocate_duration_seconds", "How long Allocate took, by result: ok, error.",
+			"resource", "result"),
+		preferred: callHistogram("preferred_allocation_duration_seconds", "How long GetPreferredAllocation took.",
+			"resource"),
 	}
 }
 
-// callHistogram has buckets for calls that take some microseconds. The kubelet's
-// pod handling waits for each of them, so those above a second are told apart too.
+// callHistogram returns a histogram with buckets for calls that take some microseconds. The
+// kubelet's pod handling waits for each call, so calls of more than a second are distinguished too.
 func callHistogram(name, help string, labels ...string) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{
-		Name: "virgate_" + name, Help: help,
+		Name:    "virgate_" + name,
+		Help:    help,
 		Buckets: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .1, .5, 2.5},
 	}, labels)
 }
@@ -56,13 +59,15 @@ func (c *Calls) Collect(ch chan<- prometheus.Metric) {
 	c.preferred.Collect(ch)
 }
 
-// NewSwitches returns a histogram of how long changes of the profile take until the scheduler knows of
-// them. The kubelet alone takes up to 10 s.
+// NewSwitches returns a histogram of the time from a change of the profile until the scheduler
+// knows of it. The kubelet alone takes up to 10 s.
 func NewSwitches() prometheus.Histogram {
 	return prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "virgate_switch_schedulable_seconds",
-		Help: "Time from when another profile is taken up until the Node's status.allocatable says what the kubelet was told, for each resource whose number changes. " +
-			"Units that pods hold are not waited for. Not counted: the first profile, and what Virgate could not write to the Node (virgate_announcements_total). Absent where it writes nothing.",
+		Help: "Time from when another profile is taken up until the Node's status.allocatable says what the kubelet " +
+			"was told, for each resource whose number changes. " +
+			"Units that pods hold are not waited for. Not counted: the first profile, and what Virgate could not " +
+			"write to the Node (virgate_announcements_total). Absent where it writes nothing.",
 		Buckets: []float64{.1, .25, .5, 1, 2.5, 5, 10, 20, 30, 60},
 	})
 }
@@ -73,18 +78,22 @@ type ClaimCalls struct {
 	failed *prometheus.CounterVec
 }
 
-// NewClaimCalls returns one that has measured nothing.
+// NewClaimCalls returns a ClaimCalls without measurements.
 func NewClaimCalls() *ClaimCalls {
 	c := &ClaimCalls{
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "virgate_claim_call_duration_seconds", Help: "How long a claim's call took, prepare or unprepare, by result: ok, error. Prepare reads the claim from the API server.",
+			Name: "virgate_claim_call_duration_seconds",
+			Help: "How long a claim's call took, prepare or unprepare, by result: ok, error. Prepare reads the " +
+				"claim from the API server.",
 			Buckets: []float64{.001, .005, .025, .1, .5, 2.5, 10},
 		}, []string{"call", "result"}),
 		failed: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "virgate_claim_call_failures_total", Help: "Calls for claims that failed, by the reasons of virgate_claims_refused; the kubelet calls again and again.",
+			Name: "virgate_claim_call_failures_total",
+			Help: "Calls for claims that failed, by the reasons of virgate_claims_refused; the kubelet calls again " +
+				"and again.",
 		}, []string{"call", "reason"}),
 	}
-	for _, call := range []string{"prepare", "unprepare"} { // From 0, so that the first increase shows.
+	for _, call := range []string{"prepare", "unprepare"} { // Start at 0, so that the first increase shows.
 		c.took.WithLabelValues(call, "ok")
 		c.took.WithLabelValues(call, "error")
 		for _, cause := range claims.Causes() {
@@ -94,7 +103,7 @@ func NewClaimCalls() *ClaimCalls {
 	return c
 }
 
-// Observe is told of a call, prepare or unprepare, that has ended.
+// Observe records a finished call; call is prepare or unprepare.
 func (c *ClaimCalls) Observe(call string, took time.Duration, err error) {
 	result := "ok"
 	if err != nil {

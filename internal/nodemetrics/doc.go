@@ -1,4 +1,5 @@
-// Package nodemetrics has the metrics of the program that serves a node: how it fares itself, how far the
-// profile and the GPUs' MIG layouts are, what claims have, and the kubelet's calls. Plans, allocations and
-// utilization are in sharing/metrics. Its collectors read values that they are given at each scrape.
+// Package nodemetrics has the metrics of the program that serves a node: its own state, the
+// progress of the profile and of the GPUs' MIG layouts, the claims, and the kubelet's calls. The
+// metrics of plans, allocations and utilization are in sharing/metrics. The collectors read their
+// values at each scrape.
 package nodemetrics

@@ -15,11 +15,11 @@ import (
 //go:embed dra.txt
 var draFamilies string
 
-// DRA is what the node has by Dynamic Resource Allocation, at one moment.
+// DRA is the state of the node's Dynamic Resource Allocation at one moment.
 type DRA struct {
 	State dra.DriverState
 	View  claims.View
-	// Units are those of the last plan, by place.
+	// Units are the units of the last plan, by place.
 	Units map[string]decide.Unit
 }
 
@@ -29,14 +29,16 @@ type draCollector struct {
 	read func() DRA
 }
 
-// NewDRACollector shows what read returns at each scrape.
+// NewDRACollector returns a collector that shows what read returns at each scrape.
 func NewDRACollector(read func() DRA) prometheus.Collector {
 	return draCollector{metrics.ParseFamilies(draFamilies), read}
 }
 
 func (c draCollector) Collect(ch chan<- prometheus.Metric) {
 	send, now := c.To(ch), c.read()
-	state, view, all := now.State, now.View, now.Units
+	state := now.State
+	view := now.View
+	all := now.Units
 	send("dra_registered", metrics.BoolToFloat(state.Registered))
 	send("dra_slices", float64(state.Slices))
 	if state.Unwritten || !state.Written.IsZero() {

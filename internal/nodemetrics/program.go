@@ -19,45 +19,47 @@ import (
 //go:embed program.txt
 var programFamilies string
 
-// Program is how the program fares, how far the wanted profile has come, and how far the GPUs are
-// that Virgate partitions, at one moment.
+// Program is the state of the program at one moment, with the progress of the wanted profile and of
+// the GPUs that Virgate partitions.
 type Program struct {
 	Version string
-	// Accepted says that the wanted profile is planned with, Read that the GPUs could be read.
+	// Accepted is true if the wanted profile is planned with, Read if the GPUs could be read.
 	Accepted, Read bool
 	// Unmatched and OtherWarnings count the plan's warnings.
 	Unmatched, OtherWarnings int
-	// Saved says that the state file could be written the last time.
+	// Saved is true if the last write of the state file succeeded.
 	Saved bool
-	// PodResources and Checkpoint say which of the kubelet's sources could be read.
+	// PodResources and Checkpoint are true if that source of the kubelet could be read.
 	PodResources, Checkpoint bool
 	Plugin                   plugin.Status
 	Waits                    []nodereport.Wait
 	State                    nodereport.ProfileState
-	// Applied is the profile whose lists the kubelet has since AppliedAt; zero before the first.
+	// Applied is the profile whose device lists the kubelet has had since AppliedAt; zero before
+	// the first.
 	Applied   nodereport.ProfileRef
 	AppliedAt time.Time
-	// Settings are the driver's, by GPU.
+	// Settings are the settings of the driver, by GPU.
 	Settings map[string][]status.GPUSetting
-	// Announcements counts numbers of devices that were written to the Node ahead of the kubelet, by
-	// result; nil where nothing is.
+	// Announcements counts the device numbers that were written to the Node ahead of the kubelet,
+	// by result; nil if none are written.
 	Announcements map[string]uint64
-	// Evictions counts those that the guard of memory asked for, by result; nil without one.
+	// Evictions counts the evictions that the memory guard requested, by result; nil without a
+	// guard.
 	Evictions map[string]int
-	// MPS is nil where there can be no daemons.
+	// MPS is nil if there can be no MPS daemons.
 	MPS          *MPS
 	Layouts      []nodereport.GPULayout
 	Repartitions Repartitions
 }
 
-// MPS is what is known of the MPS daemons.
+// MPS is the known state of the MPS daemons.
 type MPS struct {
 	Connected bool
 	Daemons   []nodereport.MPSState
 	GPUs      []sharing.GPU
 }
 
-// Repartitions count what became of changes of MIG layouts that had begun.
+// Repartitions counts the outcomes of changes of MIG layouts that had begun.
 type Repartitions struct{ Applied, Undone, Failed uint64 }
 
 // programCollector is a prometheus.Collector.
@@ -66,7 +68,7 @@ type programCollector struct {
 	read func() Program
 }
 
-// NewProgramCollector shows what read returns at each scrape.
+// NewProgramCollector returns a collector that shows what read returns at each scrape.
 func NewProgramCollector(read func() Program) prometheus.Collector {
 	return programCollector{metrics.ParseFamilies(programFamilies), read}
 }
@@ -129,7 +131,7 @@ func (c programCollector) Collect(ch chan<- prometheus.Metric) {
 	send("mig_repartitions_total", float64(p.Repartitions.Failed), "failed")
 }
 
-// ruleNumber is empty for no rule.
+// ruleNumber returns the rule's number; empty if there is no rule.
 func ruleNumber(rule int) string {
 	if rule == 0 {
 		return ""
@@ -137,14 +139,14 @@ func ruleNumber(rule int) string {
 	return strconv.Itoa(rule)
 }
 
-// collect sends nothing where there can be no daemons.
+// collect sends nothing if m is nil: there can be no MPS daemons.
 func (m *MPS) collect(send metrics.Send) {
 	if m == nil {
 		return
 	}
 	send("mps_up", metrics.BoolToFloat(m.Connected))
 	if !m.Connected {
-		return // What was known is not known any more.
+		return // The last known states may no longer be true.
 	}
 	gpu := sharing.GPUByUnit(m.GPUs)
 	for _, state := range m.Daemons {
@@ -155,7 +157,7 @@ func (m *MPS) collect(send metrics.Send) {
 	}
 }
 
-// collectLayouts shows how far the GPUs are that Virgate partitions.
+// collectLayouts sends the progress of the GPUs that Virgate partitions.
 func collectLayouts(send metrics.Send, gpus []nodereport.GPULayout) {
 	for _, gpu := range gpus {
 		for _, state := range nodereport.LayoutStates() {

@@ -1,10 +1,8 @@
-// Package nodereport has the values in which the program says how its node is:
-// which profile is in force, what became of the MIG layouts, and whether pods can
-// be given what is offered.
+// Package nodereport has the values that describe the state of a node: which profile is in force,
+// what became of the MIG layouts, and whether pods can get what is offered.
 //
-// internal/agent and internal/migchange make them, internal/nodestatus writes them
-// to the Kubernetes API, and the status page shows them. The package decides and
-// sends nothing.
+// internal/agent and internal/migchange make them, internal/nodestatus writes them to the
+// Kubernetes API, and the status page shows them. The package itself decides and sends nothing.
 package nodereport
 
 import (
@@ -22,69 +20,67 @@ import (
 type ProfileState string
 
 const (
-	// ProfileApplied says that it is: the kubelet has applied the lists of its plan.
+	// ProfileApplied means that the profile is in force: the kubelet has applied the lists of its plan.
 	ProfileApplied ProfileState = "applied"
-	// ProfilePending says that it is accepted, or not known yet, and that the
-	// kubelet does not have its lists yet.
+	// ProfilePending means that the profile is accepted, or not known yet, and that the kubelet
+	// does not have its lists yet.
 	ProfilePending ProfileState = "pending"
-	// ProfileSwitching says that the kubelet is told of it, but not yet of every GPU and
-	// partition as it wants them: those have to be free first.
+	// ProfileSwitching means that the kubelet has the profile's lists, but some GPUs and partitions
+	// are not yet offered as the profile wants: they have to become free first.
 	ProfileSwitching ProfileState = "switching"
-	// ProfileRejected says that it cannot be used; the last good one stays in
-	// force.
+	// ProfileRejected means that the profile cannot be used; the last good one stays in force.
 	ProfileRejected ProfileState = "rejected"
 )
 
-// ProfileStates are all states.
+// ProfileStates returns all states.
 func ProfileStates() []ProfileState {
 	return []ProfileState{ProfileApplied, ProfilePending, ProfileSwitching, ProfileRejected}
 }
 
-// ProfileRef says which profile is meant.
+// ProfileRef identifies a profile.
 type ProfileRef struct {
-	// Name is its key in a ConfigMap or its file in a folder; empty where there
-	// is only one.
+	// Name is its key in a ConfigMap or its file in a folder; empty if there is only one profile.
 	Name string `json:"name,omitempty"`
-	// Source is where it was read, for people: "ConfigMap gpu/profiles".
+	// Source is where it was read, in words: "ConfigMap gpu/profiles".
 	Source string `json:"source,omitempty"`
-	// Generation is the same for the same resolved profile; empty for one that
-	// could not be resolved.
+	// Generation is the same for the same resolved profile; empty for a profile that could not be
+	// resolved.
 	Generation string `json:"generation,omitempty"`
-	// By is why it is the node's, for people: "rule 2 of ConfigMap gpu/profiles", "label …",
-	// "default: …"; empty where there is nothing to choose from.
+	// By is why the node has this profile, in words: "rule 2 of ConfigMap gpu/profiles", "label …",
+	// "default: …"; empty if there is nothing to choose from.
 	By string `json:"by,omitempty"`
-	// Rule is the number of that rule, counted from 1; 0 for none. Rules tells one list of rules from
-	// another; it is empty where there is none.
+	// Rule is the number of the rule in By, counted from 1; 0 for none. Rules identifies the list
+	// of rules; empty if there is none.
 	Rule  int    `json:"rule,omitempty"`
 	Rules string `json:"rules,omitempty"`
 }
 
-// Chosen says what was chosen, and why: "time-slicing-4 by rule 2 of ConfigMap gpu/profiles".
+// Chosen returns what was chosen, and why: "time-slicing-4 by rule 2 of ConfigMap gpu/profiles".
 func (p ProfileRef) Chosen() string {
 	return strings.TrimSpace(cmp.Or(p.Name, "no named profile") + " by " + p.By)
 }
 
-// ChosenBy is the kind of By, its first word: "label", "rule", "default", "fallback".
+// ChosenBy returns the kind of By, its first word: "label", "rule", "default", "fallback".
 func (p ProfileRef) ChosenBy() string {
 	word, _, _ := strings.Cut(p.By, " ")
 	return strings.TrimSuffix(word, ":")
 }
 
-// SameProfile says that both are the same profile, chosen for whatever reason.
+// SameProfile reports whether both are the same profile, for whatever reason they were chosen.
 func (p ProfileRef) SameProfile(other ProfileRef) bool {
 	return p.Name == other.Name && p.Source == other.Source && p.Generation == other.Generation
 }
 
-// Same says that both are the same profile and, where rules choose, for the same reason. A list of rules that was edited
-// may give the same.
+// Same reports whether both are the same profile and, if rules choose, were chosen for the same
+// reason. An edited list of rules may choose the same.
 func (p ProfileRef) Same(other ProfileRef) bool {
 	return p.SameProfile(other) && (p.By == other.By || p.Rules == "" && other.Rules == "")
 }
 
-// Wait is a unit that cannot be offered as the profile wants it before the pods are gone
-// that hold it in another way.
+// Wait is a unit that cannot be offered as the profile wants until the pods are gone that hold it
+// in another way.
 type Wait struct {
-	// GPU is the UUID of the GPU, Unit that of the GPU or the partition, and Index the
+	// GPU is the UUID of the GPU, Unit is the UUID of the GPU or partition, and Index is the
 	// driver's: "2", "2:0".
 	GPU   string `json:"gpu"`
 	Unit  string `json:"unit"`
@@ -94,11 +90,11 @@ type Wait struct {
 	// Pods are the holders as "namespace/name", sorted; empty while the kubelet does not
 	// name them.
 	Pods []string `json:"pods"`
-	// Since is when the profile first wanted the unit otherwise.
+	// Since is when the profile first wanted the unit in another way.
 	Since time.Time `json:"since"`
 }
 
-// Name is "GPU 3 (GPU-…)" or "partition 3:0 (MIG-…)".
+// Name returns "GPU 3 (GPU-…)" or "partition 3:0 (MIG-…)".
 func (w Wait) Name() string {
 	what := "GPU"
 	if w.Unit != w.GPU {
@@ -107,21 +103,23 @@ func (w Wait) Name() string {
 	return fmt.Sprintf("%s %s (%s)", what, w.Index, w.Unit)
 }
 
-// String is "GPU 3 (GPU-…), held as nvidia.com/gpu by ns/pod".
+// String returns "GPU 3 (GPU-…), held as nvidia.com/gpu by ns/pod".
 func (w Wait) String() string {
-	return fmt.Sprintf("%s, held as %s by %s", w.Name(), w.Resource, cmp.Or(strings.Join(w.Pods, ", "), sharing.UnnamedHolder))
+	return fmt.Sprintf("%s, held as %s by %s", w.Name(), w.Resource,
+		cmp.Or(strings.Join(w.Pods, ", "), sharing.UnnamedHolder))
 }
 
-// ReleasedUntil is in the warning of a GPU that is released, by which others tell it.
+// ReleasedUntil is part of the warning about a released GPU. Readers recognize the warning by it.
 const ReleasedUntil = "is not offered: it is released until "
 
-// Waiting is what a switch waits for: one sentence for each GPU without its layout, and
+// Waiting returns what a switch waits for: one sentence for each GPU without its layout, and one
 // for each unit of the other GPUs that waits for its holders.
 func Waiting(layouts []GPULayout, waits []Wait) []string {
 	var texts []string
 	told := map[string]bool{}
 	for _, gpu := range layouts {
-		if told[gpu.GPU] = gpu.State == LayoutPending || gpu.State == LayoutBlocked; told[gpu.GPU] {
+		told[gpu.GPU] = gpu.State == LayoutPending || gpu.State == LayoutBlocked
+		if told[gpu.GPU] {
 			texts = append(texts, gpu.String())
 		}
 	}
@@ -133,75 +131,75 @@ func Waiting(layouts []GPULayout, waits []Wait) []string {
 	return texts
 }
 
-// Report is what the Kubernetes API should say of a node. It is a value: two
-// equal ones say the same.
+// Report is what the Kubernetes API should say about a node. It is a value: two equal reports say
+// the same.
 type Report struct {
 	State ProfileState
-	// Wanted is the profile that should be in force, as far as it is known;
-	// Applied is the one whose lists the kubelet has, zero before the first.
+	// Wanted is the profile that should be in force, as far as it is known. Applied is the profile
+	// whose lists the kubelet has, zero before the first.
 	Wanted, Applied ProfileRef
-	// Problem is the first thing wrong with a rejected profile: file, path and
-	// value; empty for one that is not rejected.
+	// Problem is the first problem of a rejected profile: file, path and value; empty if the
+	// profile is not rejected.
 	Problem string
-	// Ready says whether pods can be given what the profile in force offers, in
-	// the words of Kubernetes' conditions.
+	// Ready is whether pods can get what the profile in force offers, in the words of Kubernetes'
+	// conditions.
 	Ready ConditionStatus
-	// Reason is one CamelCase word why, Message a sentence for people.
+	// Reason is one CamelCase word for why, and Message is a sentence for people.
 	Reason, Message string
 	// Layouts are the GPUs that Virgate partitions, by index.
 	Layouts []GPULayout
-	// NoLayout says that the profile in force asks for no MIG layout; false while there is none.
+	// NoLayout is true if the profile in force asks for no MIG layout; false while there is no profile.
 	NoLayout bool
-	// LayoutRefused says that the MIG layout which the node's label names cannot
-	// be had, so that Layouts are those of the last one that could.
+	// LayoutRefused is true if the GPUs cannot have the MIG layout that the node's label names.
+	// Then Layouts are for the last layout that was possible.
 	LayoutRefused bool
-	// LayoutsLeft says that another program makes the MIG layouts and tells their state.
+	// LayoutsLeft is true if another program makes the MIG layouts and reports their state.
 	LayoutsLeft bool
-	// Renumbering is that of sharing.Renumbering.
+	// Renumbering is the result of sharing.Renumbering.
 	Renumbering string
 	// Units is the health of all units, by GPU and partition index.
 	Units []sharing.UnitHealth
-	// Hit are the pods, as "namespace/name", that hold each unit which is suspect or
-	// unhealthy, by its UUID; for a GPU those of its partitions too.
+	// Hit are the pods, as "namespace/name", that hold each suspect or unhealthy unit, by its UUID.
+	// A GPU's pods include the pods that hold its partitions.
 	Hit map[string][]string
-	// Waits are the units for whose holders the profile waits, by GPU and partition index.
+	// Waits are the units whose holders the profile waits for, by GPU and partition index.
 	Waits []Wait
-	// Features are the labels that say what GPUs the node has and how they are shared; nil
-	// while that is not known, or where nobody wants them.
+	// Features are the labels that say which GPUs the node has and how they are shared; nil if that
+	// is not known, or if no feature labels are wanted.
 	Features map[string]string
-	// OverLimit are the containers that have used more memory of a unit than the profile lets
-	// them for longer than its grace, by unit and container.
+	// OverLimit are the containers that have been over the profile's memory limit for a unit for
+	// longer than its grace, by unit and container.
 	OverLimit []OverLimit
-	// Gone are the resources that this program has advertised and stopped, by
-	// name.
+	// Gone are the resources that this program has advertised and then stopped, by name.
 	Gone []GoneResource
 }
 
-// OverLimit is a container that has used more memory of a unit than its limit for longer than
-// the grace.
+// OverLimit is a container that has been over its memory limit for a unit for longer than the grace.
 type OverLimit struct {
 	Unit string
 	sharing.Container
-	// Text is what was found when the grace was over.
+	// Text is what was found at the end of the grace.
 	Text string
-	// Evicted says that its pod is evicted, Refused why it is not although it should be.
+	// Evicted is true if the container's pod is evicted. Refused says why the pod is not evicted
+	// although it should be.
 	Evicted bool
 	Refused string
 }
 
-// What can keep a pod from being evicted.
+// Reasons why a pod is not evicted.
 var (
-	// ErrDisruptionBudget says that a PodDisruptionBudget does not allow it now.
+	// ErrDisruptionBudget means that a PodDisruptionBudget does not allow the eviction now.
 	ErrDisruptionBudget = errors.New("a PodDisruptionBudget does not allow it now")
-	// ErrMayNotEvict says that this program may not evict pods.
-	ErrMayNotEvict = errors.New("this Virgate may not evict pods: it takes --evict-over-limit and the rights to create pods/eviction and to delete pods, which are the chart's memoryGuard.evict")
-	// ErrPodGone says that there is no such pod any more.
+	// ErrMayNotEvict means that this program may not evict pods.
+	ErrMayNotEvict = errors.New(
+		"this Virgate may not evict pods: it takes --evict-over-limit and the rights to create pods/eviction and to " +
+			"delete pods, which are the chart's memoryGuard.evict")
+	// ErrPodGone means that the pod no longer exists.
 	ErrPodGone = errors.New("the pod is gone")
 )
 
-// LayoutState is the state of the wanted MIG layout in the words of the label
-// nvidia.com/mig.config.state, as mig-manager has them: "success", "pending" or
-// "failed"; "" when no GPU has a wanted layout.
+// LayoutState returns the state of the wanted MIG layouts in mig-manager's words for the label
+// nvidia.com/mig.config.state: "success", "pending" or "failed"; "" if no GPU has a wanted layout.
 func (r Report) LayoutState() string {
 	if r.LayoutRefused {
 		return "failed"
@@ -224,15 +222,15 @@ func (r Report) LayoutState() string {
 type ConditionStatus string
 
 const (
-	// ConditionTrue says that it holds.
+	// ConditionTrue means that the condition holds.
 	ConditionTrue ConditionStatus = "True"
-	// ConditionFalse says that it does not.
+	// ConditionFalse means that the condition does not hold.
 	ConditionFalse ConditionStatus = "False"
-	// ConditionUnknown says that too little is known yet.
+	// ConditionUnknown means that too little is known yet.
 	ConditionUnknown ConditionStatus = "Unknown"
 )
 
-// GoneResource is a resource that is not advertised any more.
+// GoneResource is a resource that is no longer advertised.
 type GoneResource struct {
 	Name string
 	// Since is when its server stopped.
@@ -243,29 +241,27 @@ type GoneResource struct {
 type LayoutState string
 
 const (
-	// LayoutApplied says that the GPU has its layout.
+	// LayoutApplied means that the GPU has its layout.
 	LayoutApplied LayoutState = "applied"
-	// LayoutPending says that it is being changed: devices are being withdrawn, or
-	// partitions made.
+	// LayoutPending means that the layout is being changed: devices are being withdrawn, or
+	// partitions created.
 	LayoutPending LayoutState = "pending"
-	// LayoutBlocked says that partitions in use are in the way. What could be done
-	// without them has been, unless the profile refuses that.
+	// LayoutBlocked means that partitions in use block the change. What is possible without them
+	// has been done, unless the profile forbids that.
 	LayoutBlocked LayoutState = "blocked"
-	// LayoutFailed says that the driver refused, and that the GPU is as it was;
-	// or that the GPU cannot have the layout.
+	// LayoutFailed means that the driver refused and the GPU is as it was, or that the GPU cannot
+	// have the layout.
 	LayoutFailed LayoutState = "failed"
-	// LayoutResetRequired says that another MIG mode waits for a reset of the
-	// GPU or a reboot.
+	// LayoutResetRequired means that a change of the MIG mode waits for a reset of the GPU or a reboot.
 	LayoutResetRequired LayoutState = "reset-required"
 )
 
-// LayoutStates are all states.
+// LayoutStates returns all states.
 func LayoutStates() []LayoutState {
 	return []LayoutState{LayoutApplied, LayoutPending, LayoutBlocked, LayoutFailed, LayoutResetRequired}
 }
 
-// GPULayout is what layout a GPU is to have of those that Virgate partitions, and
-// how far it is.
+// GPULayout is the wanted layout of a GPU that Virgate partitions, and how far the GPU has come.
 type GPULayout struct {
 	// GPU and Index name the GPU.
 	GPU   string `json:"gpu"`
@@ -273,21 +269,22 @@ type GPULayout struct {
 	// Wanted is the layout's name.
 	Wanted string      `json:"wanted"`
 	State  LayoutState `json:"state"`
-	// Reason says why the state is not LayoutApplied; empty when it is.
+	// Reason says why the state is not LayoutApplied; empty if it is.
 	Reason string `json:"reason,omitempty"`
-	// MIG, Slots and Instances are how the GPU was partitioned when last looked at:
-	// the mode, how many memory slots it has and what lies in them.
+	// MIG, Slots and Instances are how the GPU was partitioned when it was last read: whether it is
+	// in MIG mode, how many memory slots it has, and which instances are in them.
 	MIG       bool           `json:"mig"`
 	Slots     int            `json:"slots"`
 	Instances []mig.Instance `json:"instances,omitempty"`
-	// Unreachable is how many free slots nothing can be placed in now.
+	// Unreachable is the number of free slots in which nothing can be placed now.
 	Unreachable int `json:"unreachable,omitempty"`
-	// Resettable says that a reset of the GPU activates a pending MIG mode; false where that
-	// takes a reboot.
+	// Resettable is true if a reset of the GPU activates a pending MIG mode; false if that requires
+	// a reboot.
 	Resettable bool `json:"-"`
 }
 
-// String says that the GPU does not have its layout, and why.
+// String returns a sentence that the GPU does not have its layout, and why.
 func (l GPULayout) String() string {
-	return fmt.Sprintf("GPU %d (%s) does not have layout %s: %s", l.Index, l.GPU, l.Wanted, cmp.Or(l.Reason, "it is being changed"))
+	return fmt.Sprintf("GPU %d (%s) does not have layout %s: %s", l.Index, l.GPU, l.Wanted,
+		cmp.Or(l.Reason, "it is being changed"))
 }

@@ -13,16 +13,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// refusedPause is how long a resource that may not be announced is not tried again: rights seldom
-// change, and each try delays a switch.
+// refusedPause is how long a resource whose announcement was refused is not tried again.
+// Permissions seldom change, and each try delays a switch.
 const refusedPause = 5 * time.Minute
 
-// announcer writes to the Node how many devices the kubelet is going to report.
+// announcer writes to the Node how many devices the kubelet is about to report.
 type announcer struct {
 	client client
 	log    *slog.Logger
-	// refused are the resources that may not be announced, with the time to try again. Only the
-	// goroutine that calls Announce uses it.
+	// refused are the resources whose announcement was refused, with the time of the next try. Only
+	// announce uses it, and its calls never overlap.
 	refused map[string]time.Time
 
 	mu      sync.Mutex
@@ -34,25 +34,28 @@ func newAnnouncer(client client, log *slog.Logger) *announcer {
 		client:  client,
 		log:     log,
 		refused: map[string]time.Time{},
-		results: map[string]uint64{"written": 0, "refused": 0, "failed": 0},
+		results: map[string]uint64{
+			"written": 0,
+			"refused": 0,
+			"failed":  0,
+		},
 	}
 }
 
-// Announces says that Announce may be called: the Reporter writes to the Node's status.
+// Announces reports whether the Reporter writes to the Node's status, so that Announce may be called.
 func (r *Reporter) Announces() bool { return r.options.Condition }
 
-// Announcements counts the resources that were announced until now, by what became of it: written,
-// refused, failed.
+// Announcements counts the resources announced so far, by result: written, refused, failed.
 func (r *Reporter) Announcements() map[string]uint64 {
 	r.announcer.mu.Lock()
 	defer r.announcer.mu.Unlock()
 	return maps.Clone(r.announcer.results)
 }
 
-// Announce writes how many devices resources have, and how many of them are Healthy, to the
-// capacity and the allocatable of the Node, where the kubelet would report them later. The kubelet
-// corrects what is wrong at its next report. It is plugin.Announcer. A resource that may not be
-// written is logged once, and not tried again for a while. One goroutine calls it.
+// Announce implements plugin.Announcer. It writes the number of devices of each resource, and the
+// number of Healthy ones, to the Node's capacity and allocatable before the kubelet reports them.
+// The kubelet corrects wrong numbers with its next report. A resource whose announcement is refused
+// is logged once, and not tried again for a while. Calls must not overlap.
 func (r *Reporter) Announce(ctx context.Context, capacity, allocatable map[string]int) (written map[string]bool) {
 	return r.announcer.announce(ctx, capacity, allocatable)
 }
@@ -80,7 +83,7 @@ func (a *announcer) announce(ctx context.Context, capacity, allocatable map[stri
 		note(err, names...)
 		return written
 	}
-	for _, name := range names { // A policy goes by their names, so maybe one of them alone is refused.
+	for _, name := range names { // A policy may refuse some of the names only.
 		note(a.patch(ctx, []string{name}, capacity, allocatable), name)
 	}
 	return written
@@ -94,11 +97,14 @@ func (a *announcer) patch(ctx context.Context, names []string, capacity, allocat
 		}
 		return texts
 	}
-	patch := map[string]any{"status": map[string]any{"capacity": quantities(capacity), "allocatable": quantities(allocatable)}}
+	patch := map[string]any{"status": map[string]any{
+		"capacity":    quantities(capacity),
+		"allocatable": quantities(allocatable),
+	}}
 	return a.client.patchNode(ctx, types.StrategicMergePatchType, patch, "status")
 }
 
-// note counts what became of the resources' announcement.
+// note counts and logs the result of announcing the resources.
 func (a *announcer) note(err error, now time.Time, names ...string) {
 	count := uint64(len(names))
 	a.mu.Lock()
@@ -107,22 +113,24 @@ func (a *announcer) note(err error, now time.Time, names ...string) {
 	case err == nil:
 		a.results["written"] += count
 		for _, name := range names {
-			delete(a.refused, name) // The next refusal is news.
+			delete(a.refused, name) // So the next refusal is logged again.
 		}
 	case isRefused(err):
 		a.results["refused"] += count
 		for _, name := range names {
 			if a.refused[name].IsZero() {
-				a.log.Warn("the scheduler learns of this resource's changes from the kubelet alone, up to 10 s late", "resource", name, "error", err)
+				a.log.Warn("the scheduler learns of this resource's changes from the kubelet alone, up to 10 s late",
+					"resource", name, "error", err)
 			}
 			a.refused[name] = now.Add(refusedPause)
 		}
 	default:
 		a.results["failed"] += count
-		a.log.Info("a change was not announced to the scheduler, which learns of it from the kubelet", "resources", names, "error", err)
+		a.log.Info("a change was not announced to the scheduler, which learns of it from the kubelet", "resources",
+			names, "error", err)
 	}
 }
 
-// isRefused says that the same request would be refused again: RBAC answers Forbidden, an
+// isRefused reports whether the same request would be refused again: RBAC answers Forbidden, an
 // admission policy Invalid or Forbidden.
 func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }

@@ -16,17 +16,17 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// fieldManager is the name under which the API keeps what is Virgate's.
+// fieldManager is the name under which the API records what Virgate wrote.
 const fieldManager = "virgate"
 
-// client is the part of the Kubernetes API that is written here: one Node and its Events.
+// client makes the requests of this package to the Kubernetes API, mainly about one Node and its Events.
 type client struct {
 	rest    rest.Interface
 	node    string
 	timeout time.Duration
 }
 
-// connect makes a client for the named Node; it does not connect yet.
+// connect returns a client for the named Node. It does not connect yet.
 func connect(config *rest.Config, node string, timeout time.Duration) (client, error) {
 	if config == nil {
 		return client{}, errors.New("report to the API: no way to reach it")
@@ -34,8 +34,8 @@ func connect(config *rest.Config, node string, timeout time.Duration) (client, e
 	if node == "" {
 		return client{}, errors.New("report to the API: this node's name is not known")
 	}
-	// Requests are few and their number is bounded by writeLoop and eventQueue; answers are
-	// decoded here, and only refusals by the library.
+	// There are few requests, and writeLoop and eventQueue limit their number. Answers are decoded
+	// here; the library decodes only refusals.
 	scheme := runtime.NewScheme()
 	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
 	config = rest.CopyConfig(config)
@@ -47,10 +47,14 @@ func connect(config *rest.Config, node string, timeout time.Duration) (client, e
 	if err != nil {
 		return client{}, fmt.Errorf("report to the API: %w", err)
 	}
-	return client{rest: rest, node: node, timeout: timeout}, nil
+	return client{
+		rest:    rest,
+		node:    node,
+		timeout: timeout,
+	}, nil
 }
 
-// node is what is read of a Node.
+// node has the fields that are read from a Node.
 type node struct {
 	Metadata struct {
 		Labels      map[string]string `json:"labels"`
@@ -74,7 +78,7 @@ func (c client) read(ctx context.Context) (node, error) {
 	return n, nil
 }
 
-// metadata is the Node's, with who wrote what.
+// metadata returns the Node's metadata, including who wrote which field.
 func (c client) metadata(ctx context.Context) (metav1.ObjectMeta, error) {
 	var object metav1.PartialObjectMetadata
 	data, err := c.do(ctx, c.rest.Get().Resource("nodes").Name(c.node).SetHeader("Accept", metadataOnly))
@@ -87,17 +91,19 @@ func (c client) metadata(ctx context.Context) (metav1.ObjectMeta, error) {
 	return object.ObjectMeta, nil
 }
 
-// metadataOnly asks for an object's metadata alone.
+// metadataOnly requests only the metadata of an object.
 const metadataOnly = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 func (c client) patchNode(ctx context.Context, kind types.PatchType, body any, part ...string) error {
-	return c.send(ctx, "patch node "+c.node, c.rest.Patch(kind).Resource("nodes").Name(c.node).SubResource(part...), body)
+	return c.send(ctx, "patch node "+c.node, c.rest.Patch(kind).Resource("nodes").Name(c.node).SubResource(part...),
+		body)
 }
 
-// createEvent makes the event; one of that name that exists is this one, made
-// by a request whose answer was lost.
+// createEvent creates the event. If an event of that name exists, it is this one, created by a
+// request whose answer was lost.
 func (c client) createEvent(ctx context.Context, event *corev1.Event) error {
-	request := c.rest.Post().Namespace(event.Namespace).Resource("events").SetHeader("Content-Type", runtime.ContentTypeJSON)
+	request := c.rest.Post().Namespace(event.Namespace).Resource("events").SetHeader("Content-Type",
+		runtime.ContentTypeJSON)
 	if err := c.send(ctx, "create event "+event.Reason, request, event); !apierrors.IsAlreadyExists(err) {
 		return err
 	}
@@ -105,11 +111,12 @@ func (c client) createEvent(ctx context.Context, event *corev1.Event) error {
 }
 
 func (c client) patchEvent(ctx context.Context, name string, body any) error {
-	request := c.rest.Patch(types.StrategicMergePatchType).Namespace(metav1.NamespaceDefault).Resource("events").Name(name)
+	request := c.rest.Patch(types.StrategicMergePatchType).Namespace(metav1.NamespaceDefault).Resource("events").Name(
+		name)
 	return c.send(ctx, "patch event "+name, request, body)
 }
 
-// send makes a request that writes. What it wrote is known: the answer is the metadata alone.
+// send makes a request that writes. The caller knows what it wrote, so the answer is only the metadata.
 func (c client) send(ctx context.Context, what string, request *rest.Request, body any) error {
 	data, err := json.Marshal(body)
 	if err == nil {
@@ -122,7 +129,7 @@ func (c client) send(ctx context.Context, what string, request *rest.Request, bo
 	return nil
 }
 
-// do asks once: who asks again, and when, is writeLoop's business.
+// do makes one request and does not retry; writeLoop decides when to try again.
 func (c client) do(ctx context.Context, request *rest.Request) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()

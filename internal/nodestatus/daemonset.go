@@ -13,19 +13,25 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// helmRelease is an annotation that Helm gives what it installs, and that the output of helm template lacks.
+// helmRelease is an annotation that Helm adds to what it installs. The output of helm template lacks it.
 const helmRelease = "meta.helm.sh/release-name"
 
-// ErrNotOfHelm says that Helm didn't install the DaemonSet, so that it stays: who applies the output of helm template
-// applies the hook, too, and uninstalls nothing.
+// ErrNotOfHelm is returned for a DaemonSet that Helm did not install. The DaemonSet stays: a user who
+// applies the output of helm template applies the uninstall hook with it, and uninstalls nothing.
 var ErrNotOfHelm = errors.New("not installed by Helm")
 
-// endInterval is the time between two looks of EndDaemonSet.
+// endInterval is the time between two checks of EndDaemonSet.
 const endInterval = 2 * time.Second
 
-// EndDaemonSet deletes the DaemonSet, if it is there, and waits for at most that long until its pods have ended, each
-// of which may still write that it has. left are the Nodes whose pods haven't.
-func EndDaemonSet(ctx context.Context, config *rest.Config, namespace, name string, wait time.Duration) (left []string, err error) {
+// EndDaemonSet deletes the DaemonSet, if it exists, and waits until its pods have ended, but no
+// longer than wait. Each of the pods may still write to its Node that it has ended. left are the
+// Nodes whose pods have not ended.
+func EndDaemonSet(
+	ctx context.Context,
+	config *rest.Config,
+	namespace, name string,
+	wait time.Duration,
+) (left []string, err error) {
 	c, err := connect(config, "all", 5*time.Second)
 	if err != nil {
 		return nil, err
@@ -48,8 +54,8 @@ func EndDaemonSet(ctx context.Context, config *rest.Config, namespace, name stri
 	}
 }
 
-// deleteDaemonSet leaves its pods to the garbage collector, as is the default: the DaemonSet itself is gone at once, and
-// no node that doesn't answer keeps it.
+// deleteDaemonSet leaves the pods to the garbage collector, as is the default. So the DaemonSet
+// itself is gone at once, even if a node does not answer.
 func (c client) deleteDaemonSet(ctx context.Context, namespace, name string) error {
 	path := []string{"/apis/apps/v1/namespaces", namespace, "daemonsets", name}
 	var set metav1.PartialObjectMetadata
@@ -69,7 +75,8 @@ func (c client) deleteDaemonSet(ctx context.Context, namespace, name string) err
 	return nil
 }
 
-// nodesOf are the Nodes that have a pod of the DaemonSet, sorted. One without a Node has never run.
+// nodesOf returns the Nodes that have a pod of the DaemonSet, sorted. It ignores a pod without a
+// Node, which has never run.
 func (c client) nodesOf(ctx context.Context, namespace, name string) ([]string, error) {
 	var nodes []string
 	err := c.list(ctx, "/api/v1/namespaces/"+namespace+"/pods", "application/json", func(pod listed) {

@@ -24,38 +24,38 @@ import (
 
 // Reasons of the Events.
 const (
-	// ReasonProfileApplied says that another profile is in force.
+	// ReasonProfileApplied: a different profile is now in force.
 	ReasonProfileApplied = "ProfileApplied"
-	// ReasonProfileRejected says that the wanted one cannot be, with its first problem.
+	// ReasonProfileRejected: the wanted profile cannot be used. The message has its first problem.
 	ReasonProfileRejected = "ProfileRejected"
-	// ReasonSwitchWaiting says which GPU or partition waits for which pods before it is
-	// offered as the profile wants, ReasonSwitchComplete that it does no longer.
+	// ReasonSwitchWaiting: a GPU or partition waits for pods before it is offered as the profile
+	// wants. The message names it and the pods. ReasonSwitchComplete: it no longer waits.
 	ReasonSwitchWaiting  = "SwitchWaiting"
 	ReasonSwitchComplete = "SwitchComplete"
-	// ReasonGPUUnhealthy says that a GPU or partition must not be used, and why.
+	// ReasonGPUUnhealthy: a GPU or partition must not be used. The message says why.
 	ReasonGPUUnhealthy = "GPUUnhealthy"
-	// ReasonGPURecovered says that it may be used again, and what was wrong.
+	// ReasonGPURecovered: it may be used again. The message says what was wrong.
 	ReasonGPURecovered = "GPURecovered"
-	// ReasonGPUsRenumbered says which GPUs the driver has under other indexes than before.
+	// ReasonGPUsRenumbered: the driver has GPUs under other indexes than before. The message names them.
 	ReasonGPUsRenumbered = "GPUsRenumbered"
-	// ReasonMIGApplied says that a GPU has its wanted MIG layout.
+	// ReasonMIGApplied: a GPU has its wanted MIG layout.
 	ReasonMIGApplied = "MIGApplied"
-	// ReasonMIGBlocked says that partitions in use are in the way, and which.
+	// ReasonMIGBlocked: partitions in use block the layout. The message names them.
 	ReasonMIGBlocked = "MIGBlocked"
-	// ReasonMIGFailed says that the GPU cannot have the layout, or the driver refused.
+	// ReasonMIGFailed: the GPU cannot have the layout, or the driver refused it.
 	ReasonMIGFailed = "MIGFailed"
-	// ReasonMemoryOverLimit says which container uses more memory of which GPU or partition
-	// than the profile lets it, ReasonEvicted that its pod is evicted for that, and
-	// ReasonEvictionRefused why it is not.
+	// ReasonMemoryOverLimit: a container uses more memory of a GPU or partition than the profile
+	// allows. ReasonEvicted: its pod is evicted for that. ReasonEvictionRefused: its pod is not
+	// evicted, and the message says why.
 	ReasonMemoryOverLimit = "MemoryOverLimit"
 	ReasonEvicted         = "MemoryOverLimitEvicted"
 	ReasonEvictionRefused = "EvictionRefused"
-	// ReasonMIGResetRequired says that another MIG mode waits for a reset, by whoever runs the
-	// node or, where the profile has mig.reset and the process may, by Virgate.
+	// ReasonMIGResetRequired: the GPU's MIG mode changes only after a reset. An operator of the node
+	// resets the GPU, or Virgate does if the profile has mig.reset and the process is allowed to.
 	ReasonMIGResetRequired = "MIGResetRequired"
 )
 
-// eventText is what an Event says. Equal ones are one Event with a count.
+// eventText is what an Event says. Equal texts become one Event with a count.
 type eventText struct{ kind, reason, message string }
 
 func warning(reason, format string, arguments ...any) eventText {
@@ -66,18 +66,21 @@ func normal(reason, format string, arguments ...any) eventText {
 	return eventText{corev1.EventTypeNormal, reason, truncate(fmt.Sprintf(format, arguments...))}
 }
 
-// newEvents are what has happened between two reports. Last is nil for the first
-// one: then everything that is not as it should be is an event.
+// newEvents returns what has happened between two reports. last is nil for the first report: then
+// everything that is not as it should be is an event.
 func newEvents(last *nodereport.Report, next nodereport.Report) []eventText {
 	if last == nil {
 		last = &nodereport.Report{}
 	}
 	var events []eventText
-	if next.State == nodereport.ProfileRejected && (last.State != nodereport.ProfileRejected || last.Problem != next.Problem || !last.Wanted.Same(next.Wanted)) {
-		events = append(events, warning(ReasonProfileRejected, "%s is refused, %s: %s", describeProfile(next.Wanted), describeInForce(next.Applied), next.Problem))
+	if next.State == nodereport.ProfileRejected &&
+		(last.State != nodereport.ProfileRejected || last.Problem != next.Problem || !last.Wanted.Same(next.Wanted)) {
+		events = append(events, warning(ReasonProfileRejected, "%s is refused, %s: %s", describeProfile(next.Wanted),
+			describeInForce(next.Applied), next.Problem))
 	}
 	if !next.Applied.Same(last.Applied) {
-		events = append(events, normal(ReasonProfileApplied, "%s is in force, generation %s", describeProfile(next.Applied), next.Applied.Generation))
+		events = append(events, normal(ReasonProfileApplied, "%s is in force, generation %s",
+			describeProfile(next.Applied), next.Applied.Generation))
 	}
 	if next.Renumbering != "" && next.Renumbering != last.Renumbering {
 		events = append(events, warning(ReasonGPUsRenumbered, "%s", next.Renumbering))
@@ -88,9 +91,9 @@ func newEvents(last *nodereport.Report, next nodereport.Report) []eventText {
 	return append(events, waitEvents(*last, next)...)
 }
 
-// healthEvents are what has happened to units, with the pods that have them. A unit that is suspect and then
-// unhealthy, or is so for another reason, is an event each time; one that recovers
-// is when it is healthy.
+// healthEvents returns what has happened to units, with the pods that hold them. Each change of a
+// unit's state to suspect or unhealthy, and each change of the reason, is an event. A recovery is
+// an event once the unit is healthy.
 func healthEvents(last []sharing.UnitHealth, next nodereport.Report) []eventText {
 	before := make(map[string]sharing.UnitHealth, len(last))
 	for _, unit := range last {
@@ -103,11 +106,13 @@ func healthEvents(last []sharing.UnitHealth, next nodereport.Report) []eventText
 		case sharing.Suspect, sharing.Unhealthy:
 			if was.State != unit.State || was.Reason != unit.Reason {
 				pods := cmp.Or(strings.Join(next.Hit[unit.Unit], ", "), "no pod that is known")
-				events = append(events, warning(ReasonGPUUnhealthy, "%s is %s: %s (%s); held by %s", describeUnit(unit), unit.State, unit.Reason, unit.Explanation, pods))
+				events = append(events, warning(ReasonGPUUnhealthy, "%s is %s: %s (%s); held by %s", describeUnit(unit),
+					unit.State, unit.Reason, unit.Explanation, pods))
 			}
 		case sharing.Healthy:
 			if known && was.State != sharing.Healthy {
-				events = append(events, normal(ReasonGPURecovered, "%s is healthy again, it had: %s", describeUnit(unit), was.Reason))
+				events = append(events, normal(ReasonGPURecovered, "%s is healthy again, it had: %s",
+					describeUnit(unit), was.Reason))
 			}
 		case sharing.Recovering:
 		}
@@ -115,12 +120,13 @@ func healthEvents(last []sharing.UnitHealth, next nodereport.Report) []eventText
 	return events
 }
 
-// overLimitEvents are what has happened to containers that use too much memory. That one
-// does not any more is no event.
+// overLimitEvents returns what has happened to containers that use too much memory. A container
+// that no longer does is no event.
 func overLimitEvents(last, next []nodereport.OverLimit) (events []eventText) {
 	for _, o := range next {
 		var was nodereport.OverLimit
-		if i := slices.IndexFunc(last, func(l nodereport.OverLimit) bool { return l.Unit == o.Unit && l.Container == o.Container }); i >= 0 {
+		if i := slices.IndexFunc(last,
+			func(l nodereport.OverLimit) bool { return l.Unit == o.Unit && l.Container == o.Container }); i >= 0 {
 			was = last[i]
 		}
 		if was.Text != o.Text {
@@ -130,7 +136,8 @@ func overLimitEvents(last, next []nodereport.OverLimit) (events []eventText) {
 			events = append(events, warning(ReasonEvicted, "pod %s/%s is evicted: %s", o.Namespace, o.Pod, o.Text))
 		}
 		if o.Refused != "" && o.Refused != was.Refused {
-			events = append(events, warning(ReasonEvictionRefused, "pod %s/%s is not evicted: %s", o.Namespace, o.Pod, o.Refused))
+			events = append(events, warning(ReasonEvictionRefused, "pod %s/%s is not evicted: %s", o.Namespace, o.Pod,
+				o.Refused))
 		}
 	}
 	return events
@@ -143,8 +150,8 @@ func describeUnit(unit sharing.UnitHealth) string {
 	return fmt.Sprintf("partition %s (%s) of %s", unit.Index, unit.Unit, unit.GPU)
 }
 
-// describeProfile names a profile: "profile a100 of ConfigMap gpu/profiles". Where there are rules it says why, too:
-// "profile a100 by rule 2 of ConfigMap gpu/profiles".
+// describeProfile names a profile: "profile a100 of ConfigMap gpu/profiles". If rules choose the
+// profile, it also says why: "profile a100 by rule 2 of ConfigMap gpu/profiles".
 func describeProfile(p nodereport.ProfileRef) string {
 	if p.Name != "" && p.By != "" && p.Rules != "" {
 		return "profile " + p.Chosen()
@@ -166,16 +173,17 @@ func describeInForce(applied nodereport.ProfileRef) string {
 	return "generation " + applied.Generation + " stays in force"
 }
 
-// layoutEvents are what has happened to GPUs whose MIG layout Virgate changes. A
-// change under way is no event, and neither is a GPU that had its layout from the
-// start: nothing has happened to it.
+// layoutEvents returns what has happened to GPUs whose MIG layout Virgate changes. A change in
+// progress is no event, and neither is a GPU that had its layout from the start.
 func layoutEvents(last, next []nodereport.GPULayout) []eventText {
 	before := make(map[string]nodereport.GPULayout, len(last))
 	for _, gpu := range last {
 		before[gpu.GPU] = gpu
 	}
 	reasons := map[nodereport.LayoutState]string{
-		nodereport.LayoutBlocked: ReasonMIGBlocked, nodereport.LayoutFailed: ReasonMIGFailed, nodereport.LayoutResetRequired: ReasonMIGResetRequired,
+		nodereport.LayoutBlocked:       ReasonMIGBlocked,
+		nodereport.LayoutFailed:        ReasonMIGFailed,
+		nodereport.LayoutResetRequired: ReasonMIGResetRequired,
 	}
 	var events []eventText
 	for _, gpu := range next {
@@ -186,18 +194,20 @@ func layoutEvents(last, next []nodereport.GPULayout) []eventText {
 		if reason, waits := reasons[gpu.State]; waits {
 			events = append(events, warning(reason, "%s", gpu))
 		} else if known && gpu.State == nodereport.LayoutApplied {
-			events = append(events, normal(ReasonMIGApplied, "GPU %d (%s) has layout %s", gpu.Index, gpu.GPU, gpu.Wanted))
+			events = append(events, normal(ReasonMIGApplied, "GPU %d (%s) has layout %s", gpu.Index, gpu.GPU,
+				gpu.Wanted))
 		}
 	}
 	return events
 }
 
-// waitEvents are what has happened to units that wait for their holders: they begin to,
-// and no longer do. That one of several pods has ended is no event. What GPUs on their
-// way to a MIG layout wait for, layoutEvents says.
+// waitEvents returns what has happened to units that wait for their holders: they begin to wait, or
+// no longer do. The end of one of several pods is no event. layoutEvents covers GPUs on their way
+// to a MIG layout.
 func waitEvents(last, next nodereport.Report) []eventText {
 	inLayouts := func(gpu string) bool {
-		return slices.ContainsFunc(next.Layouts, func(l nodereport.GPULayout) bool { return l.GPU == gpu && l.State != nodereport.LayoutApplied })
+		return slices.ContainsFunc(next.Layouts,
+			func(l nodereport.GPULayout) bool { return l.GPU == gpu && l.State != nodereport.LayoutApplied })
 	}
 	before := map[string]nodereport.Wait{}
 	for _, w := range last.Waits {
@@ -208,7 +218,8 @@ func waitEvents(last, next nodereport.Report) []eventText {
 		was, waited := before[w.Unit]
 		delete(before, w.Unit)
 		if (!waited || len(was.Pods) == 0 && len(w.Pods) > 0) && !inLayouts(w.GPU) {
-			events = append(events, warning(ReasonSwitchWaiting, "%s until they end; it is not offered as the profile wants meanwhile", w))
+			events = append(events, warning(ReasonSwitchWaiting,
+				"%s until they end; it is not offered as the profile wants meanwhile", w))
 		}
 	}
 	for _, w := range last.Waits {
@@ -220,35 +231,34 @@ func waitEvents(last, next nodereport.Report) []eventText {
 }
 
 const (
-	// maxQueued bounds how many different events are remembered.
+	// maxQueued limits how many different events are remembered.
 	maxQueued = 64
-	// countsFor is how long an event is counted up. The API forgets one that has
-	// not changed for an hour (kube-apiserver, --event-ttl).
+	// countsFor is how long after its last occurrence a repeated event still counts as the same.
+	// The API forgets an event that has not changed for an hour (kube-apiserver, --event-ttl).
 	countsFor = 50 * time.Minute
 )
 
 // series is an event that is or will be in the API.
 type series struct {
 	eventText
-	// name is that of the Event; created says that the API has it.
+	// name is the name of the Event. created is true if the API has it.
 	name    string
 	created bool
-	// count is how often it happened, written how many of those the API knows.
+	// count is how often the event happened, and written is the count that the API knows.
 	count, written int32
 	first, last    time.Time
-	// next is the earliest time at which it may be written.
+	// next is the earliest time of the next write.
 	next time.Time
 }
 
 func (s *series) waits() bool { return s.count > s.written }
 
-// eventQueue has the events that happened, equal ones as one. It never grows beyond
-// maxQueued, however long the API server is away and whatever flaps.
+// eventQueue has the events that happened, with equal ones merged. It never grows beyond maxQueued,
+// however long the API server is unreachable and whatever flaps.
 //
-// client-go's tools/record would drop what is not written within two minutes (12
-// attempts, 10 s apart), replace messages by "(combined from similar events)", write
-// each repetition at once, and leave a goroutine behind at the end (v0.36,
-// tools/record/event.go and events_cache.go).
+// client-go's tools/record would drop what is not written within two minutes (12 attempts, 10 s
+// apart), replace messages by "(combined from similar events)", write each repetition at once, and
+// leave a goroutine behind at the end (v0.36, tools/record/event.go and events_cache.go).
 type eventQueue struct {
 	timing  timing
 	mutex   sync.Mutex
@@ -264,7 +274,8 @@ func newEventQueue(timing timing) *eventQueue {
 func (q *eventQueue) add(n eventText, at time.Time) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
-	if i := slices.IndexFunc(q.series, func(s *series) bool { return s.eventText == n && at.Sub(s.last) < countsFor }); i >= 0 {
+	if i := slices.IndexFunc(q.series,
+		func(s *series) bool { return s.eventText == n && at.Sub(s.last) < countsFor }); i >= 0 {
 		s := q.series[i]
 		s.count++
 		s.last = at
@@ -274,14 +285,19 @@ func (q *eventQueue) add(n eventText, at time.Time) {
 	if len(q.series) >= maxQueued {
 		q.drop()
 	}
-	s := &series{eventText: n, count: 1, first: at, last: at}
+	s := &series{
+		eventText: n,
+		count:     1,
+		first:     at,
+		last:      at,
+	}
 	if n.reason == ReasonMIGBlocked {
 		s.next = at.Add(q.timing.blocked)
 	}
 	q.series = append(q.series, s)
 }
 
-// drop makes room: the oldest that is written goes, else the oldest.
+// drop makes room: it removes the oldest event that is already written, or else the oldest.
 func (q *eventQueue) drop() {
 	i := max(0, slices.IndexFunc(q.series, func(s *series) bool { return !s.waits() }))
 	if q.series[i].waits() {
@@ -290,8 +306,8 @@ func (q *eventQueue) drop() {
 	q.series = slices.Delete(q.series, i, i+1)
 }
 
-// next returns a copy of the event to write now; else ok is false, and after is
-// how long until there may be one, 0 for never.
+// next returns a copy of the event to write now. If there is none, ok is false, and after is how
+// long until there may be one, 0 for never.
 func (q *eventQueue) next(now time.Time) (s series, after time.Duration, ok bool) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
@@ -311,13 +327,13 @@ func (q *eventQueue) next(now time.Time) (s series, after time.Duration, ok bool
 		return series{}, time.Duration((1 - tokens) * float64(q.timing.between)), false
 	}
 	if first.name == "" {
-		// The random part is for nodes that make an event at the same time.
+		// The random part tells apart nodes that create an event at the same time.
 		first.name = fieldManager + "." + strconv.FormatInt(now.UnixNano(), 16) + "." + rand.String(8)
 	}
 	return *first, 0, true
 }
 
-// forget takes back what next returned, unless it has happened again since.
+// forget removes the event that next returned, unless it has happened again since.
 func (q *eventQueue) forget(s series) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
@@ -326,12 +342,13 @@ func (q *eventQueue) forget(s series) {
 	})
 }
 
-// written says that the API server has s as next returned it or, if lost, has forgotten it.
+// written records that the API server has s as next returned it or, if lost is true, has forgotten it.
 func (q *eventQueue) written(s series, now time.Time, lost bool) {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
 	q.limit.AllowN(now, 1)
-	i := slices.IndexFunc(q.series, func(other *series) bool { return other.eventText == s.eventText && other.name == s.name })
+	i := slices.IndexFunc(q.series,
+		func(other *series) bool { return other.eventText == s.eventText && other.name == s.name })
 	if i < 0 {
 		return
 	}
@@ -342,10 +359,12 @@ func (q *eventQueue) written(s series, now time.Time, lost bool) {
 		known.written, known.first = 0, known.last
 		return
 	}
-	known.created, known.written, known.next = true, s.count, now.Add(q.timing.repeat)
+	known.created = true
+	known.written = s.count
+	known.next = now.Add(q.timing.repeat)
 }
 
-// takeDropped returns how many events were never written, since the last call.
+// takeDropped returns how many events were dropped unwritten since the last call.
 func (q *eventQueue) takeDropped() int {
 	q.mutex.Lock()
 	defer q.mutex.Unlock()
@@ -354,7 +373,7 @@ func (q *eventQueue) takeDropped() int {
 	return dropped
 }
 
-// eventWriter writes the events of the queue, which are about a name and outlive the Node.
+// eventWriter writes the events of the queue. Events name a Node, and outlive it.
 type eventWriter struct {
 	queue  *eventQueue
 	client client
@@ -371,11 +390,12 @@ func (w *eventWriter) write(ctx context.Context, report nodereport.Report) (agai
 			return after, nil
 		}
 		if s.reason == ReasonMIGBlocked && !slices.Contains(layoutEvents(nil, report.Layouts), s.eventText) {
-			w.queue.forget(s) // It was for a moment only.
+			w.queue.forget(s) // It was blocked only for a moment.
 			continue
 		}
 		if s.created {
-			err = w.client.patchEvent(ctx, s.name, map[string]any{"count": s.count, "lastTimestamp": metav1.NewTime(s.last)})
+			err = w.client.patchEvent(ctx, s.name,
+				map[string]any{"count": s.count, "lastTimestamp": metav1.NewTime(s.last)})
 		} else {
 			err = w.client.createEvent(ctx, eventOf(s, w.client.node))
 		}
@@ -383,7 +403,7 @@ func (w *eventWriter) write(ctx context.Context, report nodereport.Report) (agai
 		switch {
 		case err == nil, lost:
 		case apierrors.IsInvalid(err), apierrors.IsBadRequest(err):
-			// It will be refused each time, and others wait behind it.
+			// It would be refused every time, while other events wait behind it.
 			w.log.Error("event refused", "error", err)
 		default:
 			return 0, err
@@ -392,22 +412,32 @@ func (w *eventWriter) write(ctx context.Context, report nodereport.Report) (agai
 	}
 }
 
-// eventOf is the Event of a series. Events about a Node lie in the namespace
-// "default", and name it as the kubelet does, by its name also where a UID
-// belongs: kubectl describe looks for both.
+// eventOf returns the Event of a series. Events about a Node are in the namespace "default". They
+// identify the Node as the kubelet does, with its name also in place of the UID: kubectl describe
+// searches for both.
 func eventOf(s series, node string) *corev1.Event {
 	return &corev1.Event{
-		TypeMeta:       metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
-		ObjectMeta:     metav1.ObjectMeta{Name: s.name, Namespace: metav1.NamespaceDefault},
-		InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node, UID: types.UID(node)},
-		Type:           s.kind, Reason: s.reason, Message: s.message,
-		Count: s.count, FirstTimestamp: metav1.NewTime(s.first), LastTimestamp: metav1.NewTime(s.last),
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
+		ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: metav1.NamespaceDefault},
+		InvolvedObject: corev1.ObjectReference{
+			APIVersion: "v1",
+			Kind:       "Node",
+			Name:       node,
+			UID:        types.UID(node),
+		},
+		Type:                s.kind,
+		Reason:              s.reason,
+		Message:             s.message,
+		Count:               s.count,
+		FirstTimestamp:      metav1.NewTime(s.first),
+		LastTimestamp:       metav1.NewTime(s.last),
 		Source:              corev1.EventSource{Component: fieldManager, Host: node},
-		ReportingController: fieldManager, ReportingInstance: node,
+		ReportingController: fieldManager,
+		ReportingInstance:   node,
 	}
 }
 
-// truncate shortens text to maxMessage, by whole characters, and shows that it did.
+// truncate shortens text to at most maxMessage bytes, without splitting a character, and marks the cut.
 func truncate(text string) string {
 	const mark = "…"
 	if len(text) <= maxMessage {

@@ -18,17 +18,18 @@ import (
 // Evictor evicts pods.
 type Evictor struct{ client client }
 
-// NewEvictor makes an evictor, which asks nothing of the API before Evict.
+// NewEvictor returns an evictor. It makes no request before Evict.
 func NewEvictor(config *rest.Config, node string) (*Evictor, error) {
 	client, err := connect(config, node, 15*time.Second)
 	return &Evictor{client}, err
 }
 
-// Evict deletes the pod of that name, if its UID is that and PodDisruptionBudgets let it be evicted, with the pod's
-// grace period. An error is one of nodereport's where it is one of those.
+// Evict deletes the named pod, with the pod's grace period, if its UID is uid and PodDisruptionBudgets
+// allow its eviction. Errors that nodereport defines are wrapped in the returned error.
 //
-// An eviction does both at once, but an admission policy cannot see on which node its pod runs. So it is a dry run
-// here, and an eviction between the two requests can use the budget up: one pod more than it allows.
+// An eviction would do both at once, but an admission policy cannot see on which node the evicted
+// pod runs. So Evict makes the eviction only as a dry run, and then deletes the pod. Another
+// eviction between the two requests can use up the budget; then one more pod is gone than it allows.
 func (e *Evictor) Evict(ctx context.Context, namespace, pod, uid string) error {
 	eviction := policyv1.Eviction{
 		TypeMeta:      metav1.TypeMeta{APIVersion: "policy/v1", Kind: "Eviction"},
@@ -39,7 +40,8 @@ func (e *Evictor) Evict(ctx context.Context, namespace, pod, uid string) error {
 		Param("dryRun", metav1.DryRunAll).SetHeader("Content-Type", runtime.ContentTypeJSON)
 	err := e.client.send(ctx, "ask to evict pod "+namespace+"/"+pod, request, eviction)
 	if err == nil {
-		if err = e.client.delete(ctx, types.UID(uid), "/api/v1/namespaces", namespace, "pods", pod); err != nil {
+		err = e.client.delete(ctx, types.UID(uid), "/api/v1/namespaces", namespace, "pods", pod)
+		if err != nil {
 			err = fmt.Errorf("delete pod %s/%s: %w", namespace, pod, err)
 		}
 	}
@@ -47,7 +49,8 @@ func (e *Evictor) Evict(ctx context.Context, namespace, pod, uid string) error {
 		is      func(error) bool
 		meaning error
 	}{
-		{apierrors.IsTooManyRequests, nodereport.ErrDisruptionBudget}, {apierrors.IsForbidden, nodereport.ErrMayNotEvict},
+		{apierrors.IsTooManyRequests, nodereport.ErrDisruptionBudget},
+		{apierrors.IsForbidden, nodereport.ErrMayNotEvict},
 		{apierrors.IsNotFound, nodereport.ErrPodGone}, {apierrors.IsConflict, nodereport.ErrPodGone},
 	} {
 		if err != nil && known.is(err) {

@@ -22,44 +22,44 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 )
 
-// Where feature labels can go.
+// Outputs of feature labels.
 const (
-	// FeaturesToNode writes them to the Node itself.
+	// FeaturesToNode writes the labels to the Node itself.
 	FeaturesToNode = "node"
-	// FeaturesToFile writes a file of NFD, node feature discovery, which makes labels of it.
+	// FeaturesToFile writes a file from which NFD, node feature discovery, makes labels.
 	FeaturesToFile = "nfd-file"
-	// FeaturesToNFD writes a NodeFeature object, of which NFD makes labels.
+	// FeaturesToNFD writes a NodeFeature object from which NFD makes labels.
 	FeaturesToNFD = "nfd-api"
 )
 
-// FeatureOutput says where feature labels go.
+// FeatureOutput is where feature labels are written.
 type FeatureOutput struct {
-	// Kind is one of those above; empty for nowhere.
+	// Kind is one of the constants above; empty if feature labels are written nowhere.
 	Kind string
-	// File is the file, and the NodeFeature is Namespace/Name.
+	// File is the path of the file. Namespace and Name are those of the NodeFeature.
 	File, Namespace, Name string
-	// Pod is this program's, in Namespace: the NodeFeature goes with it and its DaemonSet.
-	// It is empty when unknown.
+	// Pod is the name of this program's pod in Namespace; empty if unknown. The NodeFeature is
+	// removed once the pod and its DaemonSet are gone.
 	Pod string
 }
 
-// NeedsAPI says that the output takes an API server.
+// NeedsAPI reports whether the output requires an API server.
 func (o FeatureOutput) NeedsAPI() bool { return o.Kind == FeaturesToNode || o.Kind == FeaturesToNFD }
 
-// recheck is how long feature labels go unlooked at: others may have taken them away, as NFD
-// does with those of a GPU feature discovery that has gone.
+// recheck is how often feature labels are checked. Another program may have removed them: NFD does
+// that with the labels of a GPU feature discovery that has gone.
 const recheck = 5 * time.Minute
 
 const (
-	// FeaturesAnnotation has the names of the feature labels that are Virgate's.
+	// FeaturesAnnotation has the names of the feature labels that Virgate wrote.
 	FeaturesAnnotation = "virgate.github.io/feature-labels"
-	// nfdAnnotation has those that are NFD's; those of another instance of NFD have its name
-	// before that (node-feature-discovery, pkg/apis/nfd/v1alpha1/annotations_labels.go).
+	// nfdAnnotation has the names of the labels that NFD wrote. Another instance of NFD puts its own
+	// name in front of the key (node-feature-discovery, pkg/apis/nfd/v1alpha1/annotations_labels.go).
 	nfdAnnotation = "nfd.node.kubernetes.io/feature-labels"
 )
 
-// addFeatures adds to the patch what makes the Node's feature labels the wanted ones. Those
-// that NFD writes are left to it.
+// addFeatures adds the changes to the patch that turn the Node's feature labels into the wanted
+// ones. It leaves out the labels that NFD writes.
 func (m *metadata) addFeatures(ctx context.Context, wanted map[string]string, patch objectMeta) error {
 	node, err := m.client.read(ctx)
 	if err != nil {
@@ -83,12 +83,14 @@ func (m *metadata) addFeatures(ctx context.Context, wanted map[string]string, pa
 		}
 	}
 	if !slices.Equal(left, m.leftToNFD) && len(left) > 0 {
-		m.log.Warn("feature labels are left to node feature discovery, which writes them", "labels", strings.Join(left, ","))
+		m.log.Warn("feature labels are left to node feature discovery, which writes them", "labels",
+			strings.Join(left, ","))
 	}
 	m.leftToNFD = left
 	before, marked := node.Metadata.Annotations[FeaturesAnnotation]
 	for _, label := range strings.Split(before, ",") {
-		if _, there := node.Metadata.Labels[label]; there && !slices.Contains(ours, label) && !slices.Contains(nfd, label) {
+		if _, there := node.Metadata.Labels[label]; there && !slices.Contains(ours, label) &&
+			!slices.Contains(nfd, label) {
 			patch.Labels[label] = nil
 		}
 	}
@@ -98,15 +100,15 @@ func (m *metadata) addFeatures(ctx context.Context, wanted map[string]string, pa
 	return nil
 }
 
-// WriteFeatureFile writes the labels in the form of NFD's features.d, so that nobody sees half
-// of them. It does nothing where they are written already.
+// WriteFeatureFile writes the labels in the format of NFD's features.d. It replaces the file as a
+// whole, so that no program reads half of it. It does nothing if the labels are already in the file.
 func WriteFeatureFile(path string, labels map[string]string) error {
 	var content bytes.Buffer
-	_ = PrintFeatures(&content, labels) // A buffer takes everything.
+	_ = PrintFeatures(&content, labels) // Writing to a buffer never fails.
 	if now, err := os.ReadFile(path); err == nil && bytes.Equal(now, content.Bytes()) {
 		return nil
 	}
-	// NFD reads the files of its folder, but those of no folder in it.
+	// NFD reads the files in its folder, but not in subfolders.
 	next, err := os.MkdirTemp(filepath.Dir(path), ".virgate-")
 	if err == nil {
 		file := filepath.Join(next, "features")
@@ -122,7 +124,7 @@ func WriteFeatureFile(path string, labels map[string]string) error {
 	return nil
 }
 
-// PrintFeatures writes the labels in the form of NFD's features.d.
+// PrintFeatures writes the labels in the format of NFD's features.d.
 func PrintFeatures(w io.Writer, labels map[string]string) error {
 	for _, label := range slices.Sorted(maps.Keys(labels)) {
 		if _, err := fmt.Fprintf(w, "%s=%s\n", label, labels[label]); err != nil {
@@ -132,7 +134,7 @@ func PrintFeatures(w io.Writer, labels map[string]string) error {
 	return nil
 }
 
-// featureFile writes the labels into the file of that path.
+// featureFile writes the labels to the file at path.
 type featureFile struct{ path string }
 
 func (f featureFile) write(_ context.Context, report nodereport.Report) (again time.Duration, err error) {
@@ -142,16 +144,16 @@ func (f featureFile) write(_ context.Context, report nodereport.Report) (again t
 	return recheck, WriteFeatureFile(f.path, report.Features)
 }
 
-// NodeFeatureName is the name of the NodeFeature for the Node.
+// NodeFeatureName returns the name of the Node's NodeFeature.
 func NodeFeatureName(node string) string { return "virgate-features-for-" + node }
 
-// NodeFeature is an object by which NFD labels the Node.
+// NodeFeature is an object from which NFD labels the Node.
 type NodeFeature struct {
 	client client
 	FeatureOutput
 }
 
-// NewNodeFeature makes it; nothing is asked of the API server yet.
+// NewNodeFeature returns a NodeFeature. It makes no request yet.
 func NewNodeFeature(config *rest.Config, node string, output FeatureOutput) (*NodeFeature, error) {
 	client, err := connect(config, node, defaultTiming().request)
 	return &NodeFeature{client: client, FeatureOutput: output}, err
@@ -164,7 +166,7 @@ func (f *NodeFeature) write(ctx context.Context, report nodereport.Report) (agai
 	return recheck, f.Write(ctx, report.Features)
 }
 
-// nodeFeature is the part of a NodeFeature that matters here.
+// nodeFeature has the fields of a NodeFeature that matter here.
 type nodeFeature struct {
 	APIVersion string            `json:"apiVersion"`
 	Kind       string            `json:"kind"`
@@ -177,11 +179,11 @@ type nodeFeature struct {
 
 const (
 	nfdAPI = "/apis/nfd.k8s-sigs.io/v1alpha1"
-	// ofNode is the label by which NFD knows the Node of a NodeFeature.
+	// ofNode is the label by which NFD finds the Node of a NodeFeature.
 	ofNode = "nfd.node.kubernetes.io/node-name"
 )
 
-// Write makes the labels those of the object, which is made where there is none.
+// Write sets the feature labels in the object. It creates the object if there is none.
 func (f *NodeFeature) Write(ctx context.Context, labels map[string]string) error {
 	path := []string{nfdAPI, "namespaces", f.Namespace, "nodefeatures"}
 	what, one := "write NodeFeature "+f.Namespace+"/"+f.Name, append(slices.Clone(path), f.Name)
@@ -207,11 +209,19 @@ func (f *NodeFeature) Write(ctx context.Context, labels map[string]string) error
 	}
 	next := nodeFeature{APIVersion: "nfd.k8s-sigs.io/v1alpha1", Kind: "NodeFeature"}
 	next.Metadata = metav1.ObjectMeta{
-		Name: f.Name, Namespace: f.Namespace, ResourceVersion: now.Metadata.ResourceVersion, Labels: map[string]string{ofNode: f.client.node},
+		Name:            f.Name,
+		Namespace:       f.Namespace,
+		ResourceVersion: now.Metadata.ResourceVersion,
+		Labels:          map[string]string{ofNode: f.client.node},
 		OwnerReferences: owners,
 	}
 	next.Spec.Labels = labels
-	next.Spec.Features = map[string]any{"flags": struct{}{}, "attributes": struct{}{}, "instances": struct{}{}} // All are required.
+	// All three are required.
+	next.Spec.Features = map[string]any{
+		"flags":      struct{}{},
+		"attributes": struct{}{},
+		"instances":  struct{}{},
+	}
 	request := f.client.rest.Put().AbsPath(one...)
 	if missing {
 		request = f.client.rest.Post().AbsPath(path...)
@@ -219,10 +229,10 @@ func (f *NodeFeature) Write(ctx context.Context, labels map[string]string) error
 	return f.client.send(ctx, what, request.SetHeader("Content-Type", "application/json"), next)
 }
 
-// owners are those of GPU feature discovery (k8s-device-plugin v0.19.3, internal/lm/output.go):
-// the DaemonSet that this program's pod belongs to, as controller, and the pod. Kubernetes takes
-// the object away when all of them are gone. There are none for a pod of anything else, or of
-// nothing. They are not known where the pod may not be read.
+// owners returns the same owners as GPU feature discovery (k8s-device-plugin v0.19.3,
+// internal/lm/output.go): the DaemonSet of this program's pod, as controller, and the pod.
+// Kubernetes removes the object when all owners are gone. A pod that belongs to no DaemonSet gives
+// no owners. known is false if the pod is not known or cannot be read.
 func (f *NodeFeature) owners(ctx context.Context) (owners []metav1.OwnerReference, known bool, err error) {
 	if f.Pod == "" {
 		return nil, false, nil
@@ -244,7 +254,18 @@ func (f *NodeFeature) owners(ctx context.Context) (owners []metav1.OwnerReferenc
 	}
 	set := pod.OwnerReferences[i]
 	return []metav1.OwnerReference{
-		{APIVersion: set.APIVersion, Kind: set.Kind, Name: set.Name, UID: set.UID, Controller: new(true)},
-		{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID},
+		{
+			APIVersion: set.APIVersion,
+			Kind:       set.Kind,
+			Name:       set.Name,
+			UID:        set.UID,
+			Controller: new(true),
+		},
+		{
+			APIVersion: "v1",
+			Kind:       "Pod",
+			Name:       pod.Name,
+			UID:        pod.UID,
+		},
 	}, true, nil
 }

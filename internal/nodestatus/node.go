@@ -21,45 +21,44 @@ import (
 )
 
 const (
-	// ProfileAnnotation has the name of the profile in force; it is missing where
-	// the profile has none, and before the first is in force.
+	// ProfileAnnotation has the name of the profile in force. It is missing if that profile has no
+	// name, and before the first profile is in force.
 	ProfileAnnotation = "virgate.github.io/profile"
-	// SourceAnnotation has where that was read.
+	// SourceAnnotation has the source from which that profile was read.
 	SourceAnnotation = "virgate.github.io/source"
-	// GenerationAnnotation has its generation.
+	// GenerationAnnotation has the generation of that profile.
 	GenerationAnnotation = "virgate.github.io/generation"
-	// WantedAnnotation has the name of the profile that should be in force. It and the next two are missing where there
-	// are no rules.
+	// WantedAnnotation has the name of the profile that should be in force. Without rules, it and
+	// the next two annotations are missing.
 	WantedAnnotation = "virgate.github.io/wanted"
-	// WantedByAnnotation has the reason: "rule 2 of ConfigMap gpu/profiles".
+	// WantedByAnnotation has the reason for that profile: "rule 2 of ConfigMap gpu/profiles".
 	WantedByAnnotation = "virgate.github.io/wanted-by"
-	// RulesAnnotation tells one list of rules from another.
+	// RulesAnnotation identifies the list of rules.
 	RulesAnnotation = "virgate.github.io/rules"
-	// StateLabel has the state of the profile that should be in force: one of
-	// nodereport.ProfileStates. It lies beside the label by which NVIDIA's
-	// config-manager chooses a profile.
+	// StateLabel has the state of the profile that should be in force: one of nodereport.ProfileStates.
+	// Its key extends the key of the label by which NVIDIA's config-manager chooses a profile.
 	StateLabel = "nvidia.com/device-plugin.config.state"
-	// MIGStateLabel has the state of the wanted MIG layout in mig-manager's words
-	// (mig-parted v0.15, deployments/container): success, pending or failed. It is
-	// written only where Virgate changes MIG layouts, so that mig-manager's own stays.
+	// MIGStateLabel has the state of the wanted MIG layout in mig-manager's words (mig-parted
+	// v0.15, deployments/container): success, pending or failed. It is written only if Virgate
+	// changes MIG layouts, so that mig-manager's own value stays otherwise.
 	MIGStateLabel = "nvidia.com/mig.config.state"
 )
 
 type metadata struct {
 	client client
-	// features writes the feature labels, noProfile nothing of the profile. Both go in one
-	// patch, so that nobody sees the one without the other.
+	// features turns on the feature labels, and noProfile turns off everything about the profile.
+	// Both are written in one patch, so that no client sees one without the other.
 	features, noProfile bool
 	log                 *slog.Logger
-	// written is what the Node was last given of the profile; nil while that is not known.
+	// written is what was last written to the Node about the profile; nil if that is not known.
 	written *objectMeta
-	// leftToNFD are the feature labels that were last found to be NFD's.
+	// leftToNFD are the feature labels that were last found to be written by NFD.
 	leftToNFD []string
-	// looked says that there is no MIGStateLabel of an earlier run any more.
+	// looked is true once the Node has no MIGStateLabel of an earlier run.
 	looked bool
 }
 
-// objectMeta is a patch of a Node's metadata. A nil value takes the key away.
+// objectMeta is a patch of a Node's metadata. A nil value removes the key.
 type objectMeta struct {
 	Annotations map[string]*string `json:"annotations"`
 	Labels      map[string]*string `json:"labels"`
@@ -75,7 +74,7 @@ func (m *metadata) write(ctx context.Context, report nodereport.Report) (again t
 		}
 	}
 	if report.NoLayout && !report.LayoutsLeft && !m.looked && !m.noProfile {
-		// An earlier run may have had layouts to tell of. What mig-manager wrote stays.
+		// An earlier run may have written a layout's state. What mig-manager wrote stays.
 		meta, err := m.client.metadata(ctx)
 		if err != nil {
 			return 0, err
@@ -95,7 +94,8 @@ func (m *metadata) write(ctx context.Context, report nodereport.Report) (again t
 		again = recheck
 	}
 	if len(patch.Annotations) > 0 || len(patch.Labels) > 0 {
-		if err := m.client.patchNode(ctx, types.StrategicMergePatchType, map[string]any{"metadata": patch}); err != nil {
+		if err := m.client.patchNode(ctx, types.StrategicMergePatchType,
+			map[string]any{"metadata": patch}); err != nil {
 			return 0, err
 		}
 	}
@@ -103,14 +103,15 @@ func (m *metadata) write(ctx context.Context, report nodereport.Report) (again t
 	return again, nil
 }
 
-// wrote says that the value which the object has in f:labels or f:annotations under that
-// key is Virgate's: the API keeps who wrote each value last.
+// wrote reports whether Virgate was the last to write the object's value under that key in f:labels
+// or f:annotations. The API records who wrote each value last.
 func wrote(meta metav1.ObjectMeta, section, key string) bool {
 	return slices.ContainsFunc(meta.ManagedFields, func(entry metav1.ManagedFieldsEntry) bool {
 		var fields struct {
 			Metadata map[string]map[string]any `json:"f:metadata"`
 		}
-		if entry.Manager != fieldManager || entry.FieldsV1 == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+		if entry.Manager != fieldManager || entry.FieldsV1 == nil ||
+			json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
 			return false
 		}
 		_, found := fields.Metadata[section]["f:"+key]
@@ -137,7 +138,9 @@ func metadataOf(report nodereport.Report) objectMeta {
 		wanted.Annotations[name] = nil
 	}
 	if w := report.Wanted; w.Rules != "" {
-		wanted.Annotations[WantedAnnotation], wanted.Annotations[WantedByAnnotation], wanted.Annotations[RulesAnnotation] = value(w.Name), value(w.By), &w.Rules
+		wanted.Annotations[WantedAnnotation] = value(w.Name)
+		wanted.Annotations[WantedByAnnotation] = value(w.By)
+		wanted.Annotations[RulesAnnotation] = &w.Rules
 	}
 	if state := report.LayoutState(); state != "" {
 		wanted.Labels[MIGStateLabel] = &state
@@ -145,21 +148,20 @@ func metadataOf(report nodereport.Report) objectMeta {
 	return wanted
 }
 
-// ConditionType is the Node's condition that says whether pods can be given
-// what the profile in force offers.
+// ConditionType is the Node's condition that says whether pods can get what the profile in force offers.
 const ConditionType = "GPUSharingReady"
 
-// maxMessage bounds messages, in bytes: Kubernetes' newer Event API refuses
-// longer ones (kubernetes, pkg/apis/core/validation/events.go).
+// maxMessage limits the length of messages, in bytes: Kubernetes' newer Event API refuses longer
+// ones (kubernetes, pkg/apis/core/validation/events.go).
 const maxMessage = 1024
 
 type condition struct {
 	client client
-	// written is the condition as the Node has it, without a type if it has none; nil
-	// while that is not known.
+	// written is the condition as the Node has it, without a type if the Node has none; nil if that
+	// is not known.
 	written *corev1.NodeCondition
-	// heartbeat is Options.Heartbeat, and beat when the next one is due: not on all nodes
-	// at once that were written to at once.
+	// heartbeat is Options.Heartbeat, and beat is when the next one is due. That time is random, so
+	// that nodes whose condition was written together do not write together again.
 	heartbeat time.Duration
 	beat      time.Time
 }
@@ -170,7 +172,8 @@ func (c *condition) read(ctx context.Context) error {
 		return err
 	}
 	c.written = &corev1.NodeCondition{}
-	if i := slices.IndexFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == ConditionType }); i >= 0 {
+	if i := slices.IndexFunc(n.Status.Conditions,
+		func(c corev1.NodeCondition) bool { return c.Type == ConditionType }); i >= 0 {
 		c.written = &n.Status.Conditions[i]
 	}
 	return nil
@@ -178,14 +181,18 @@ func (c *condition) read(ctx context.Context) error {
 
 func (c *condition) write(ctx context.Context, report nodereport.Report) (again time.Duration, err error) {
 	if c.written == nil {
-		// An earlier run may have written it: its time must not begin anew.
+		// An earlier run may have written it; its time must not start again.
 		if err := c.read(ctx); err != nil {
 			return 0, err
 		}
 	}
 	next := corev1.NodeCondition{
-		Type: ConditionType, Status: corev1.ConditionStatus(report.Ready), Reason: report.Reason, Message: truncate(report.Message),
-		LastHeartbeatTime: metav1.Now(), LastTransitionTime: c.written.LastTransitionTime,
+		Type:               ConditionType,
+		Status:             corev1.ConditionStatus(report.Ready),
+		Reason:             report.Reason,
+		Message:            truncate(report.Message),
+		LastHeartbeatTime:  metav1.Now(),
+		LastTransitionTime: c.written.LastTransitionTime,
 	}
 	same := next.Status == c.written.Status
 	if same && next.Reason == c.written.Reason && next.Message == c.written.Message {
@@ -196,7 +203,7 @@ func (c *condition) write(ctx context.Context, report nodereport.Report) (again 
 	if !same || next.LastTransitionTime.IsZero() {
 		next.LastTransitionTime = next.LastHeartbeatTime
 	}
-	// Strategic merging takes conditions by type (k8s.io/api/core/v1, NodeStatus).
+	// A strategic merge patch merges conditions by type (k8s.io/api/core/v1, NodeStatus).
 	patch := map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{next}}}
 	if err := c.client.patchNode(ctx, types.StrategicMergePatchType, patch, "status"); err != nil {
 		return 0, err
@@ -210,14 +217,13 @@ func (c *condition) write(ctx context.Context, report nodereport.Report) (again 
 	return again, nil
 }
 
-// staleResources takes resources that were stopped out of the Node's capacity. The
-// kubelet leaves them there with the value 0 for ever
-// (kubernetes/kubernetes#52510), and drops what is allocatable of them by
-// itself once the capacity is gone (pkg/kubelet/nodestatus/setters.go).
+// staleResources removes stopped resources from the Node's capacity. The kubelet leaves them there
+// with the value 0 for ever (kubernetes/kubernetes#52510). It drops them from allocatable by itself
+// once the capacity is gone (pkg/kubelet/nodestatus/setters.go).
 type staleResources struct {
 	client client
 	grace  time.Duration
-	// done are those that need nothing more, as they were reported.
+	// done are the resources that need nothing more, as they were reported.
 	done map[nodereport.GoneResource]bool
 }
 
@@ -246,16 +252,20 @@ func (r *staleResources) write(ctx context.Context, report nodereport.Report) (a
 				return 0, err
 			}
 		}
-		r.done[gone] = true // What has another value is somebody else's.
+		r.done[gone] = true // A resource with another value belongs to another program.
 	}
 	return again, nil
 }
 
-// remove takes the resource away if its capacity is still 0: the API refuses
-// the whole patch otherwise, and that is well.
+// remove removes the resource if its capacity is still 0. Otherwise the API refuses the whole
+// patch, which is no error here.
 func (r *staleResources) remove(ctx context.Context, name string) error {
 	path := "/status/capacity/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
-	operations := []map[string]string{{"op": "test", "path": path, "value": "0"}, {"op": "remove", "path": path}}
+	operations := []map[string]string{{
+		"op":    "test",
+		"path":  path,
+		"value": "0",
+	}, {"op": "remove", "path": path}}
 	err := r.client.patchNode(ctx, types.JSONPatchType, operations, "status")
 	if err != nil && !apierrors.IsInvalid(err) {
 		return fmt.Errorf("remove %s: %w", name, err)

@@ -25,22 +25,22 @@ type Options struct {
 	Node string
 	// Events writes Events about the Node.
 	Events bool
-	// Condition writes the Node's condition GPUSharingReady, and Heartbeat is how often it
-	// is written again while it says the same; 0 for never. With it, Announce may be called.
+	// Condition writes the Node's condition GPUSharingReady, and allows Announce to be called.
+	// Heartbeat is how often the condition is written again without a change; 0 for never.
 	Condition bool
 	Heartbeat time.Duration
 	// Annotations writes the Node's annotations and its labels.
 	Annotations bool
-	// Features says where feature labels go; the zero value for nowhere.
+	// Features is where feature labels are written; the zero value for nowhere.
 	Features FeatureOutput
-	// RemoveStale removes resources that were stopped from the Node's capacity,
-	// when they have been 0 for long enough.
+	// RemoveStale removes stopped resources from the Node's capacity once they have been 0 for long
+	// enough.
 	RemoveStale bool
-	// Logger gets what could not be written; nil for none.
+	// Logger logs what could not be written; nil disables it.
 	Logger *slog.Logger
 }
 
-// Reporter writes the last report to the Node.
+// Reporter writes the latest report to the Node.
 type Reporter struct {
 	options Options
 	client  client
@@ -51,57 +51,70 @@ type Reporter struct {
 
 	// mutex guards what Report leaves for the loops.
 	mutex sync.Mutex
-	// last is the last report; nil before the first.
+	// last is the latest report; nil before the first.
 	last *nodereport.Report
 }
 
-// New makes a reporter, which asks nothing of the API before Run. It fails when
-// options.Config cannot be used.
+// New returns a reporter. It makes no request before Run. It fails if options.Config cannot be used.
 func New(options Options) (*Reporter, error) { return newReporter(options, defaultTiming()) }
 
 type timing struct {
-	// settle is how long a change waits for more before it is written, and pace
-	// the least time between two writes of one thing.
+	// settle is how long a change waits for further changes before it is written. pace is the
+	// shortest time between two writes of one loop.
 	settle, pace time.Duration
-	// spread is the time over which the nodes of a cluster report what they all see
-	// at once, such as an edit of their ConfigMap: each waits for a random part of it.
+	// spread is the time over which the nodes of a cluster report a change that they all see at
+	// once, such as an edit of their ConfigMap: each node waits for a random part of it.
 	spread time.Duration
-	// retry is the wait after failed writes, withoutNode the longest while there is
-	// no such Node. Both are random up to twice of that.
+	// retry is the wait after failed writes. withoutNode is the longest wait while there is no such
+	// Node. Both are random, up to twice the value.
 	retry       wait.Backoff
 	withoutNode time.Duration
 	// request is how long one request may take.
 	request time.Duration
-	// repeat is the least time between two writes of one event.
+	// repeat is the shortest time between two writes of one event.
 	repeat time.Duration
-	// blocked is how long a GPU's layout must be blocked until that is an event: the
-	// kubelet names a pod for a moment after its end.
+	// blocked is how long a GPU's layout must be blocked before that is an event: the kubelet still
+	// names a pod for a moment after its end.
 	blocked time.Duration
-	// between is the time in which one more event may be written once burst have been.
+	// between is how long it takes until one more event may be written after burst events.
 	between time.Duration
 	burst   int
-	// grace is how long after its end a resource's removal may be asked for. The
-	// kubelet needs 5 min to give it up, and puts it back before that
+	// grace is how long after the end of a resource its removal may be requested. The kubelet takes
+	// 5 min to give it up, and would put it back before that
 	// (pkg/kubelet/cm/devicemanager/types.go, endpointStopGracePeriod).
 	grace time.Duration
 }
 
 func defaultTiming() timing {
 	return timing{
-		settle: 500 * time.Millisecond, pace: time.Second, spread: 5 * time.Second,
-		retry:       wait.Backoff{Duration: 500 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: time.Minute},
-		withoutNode: 7500 * time.Millisecond, request: 15 * time.Second,
-		repeat: 30 * time.Second, blocked: 3 * time.Second, between: 10 * time.Second, burst: 25,
-		grace: 5*time.Minute + 30*time.Second,
+		settle: 500 * time.Millisecond,
+		pace:   time.Second,
+		spread: 5 * time.Second,
+		retry: wait.Backoff{
+			Duration: 500 * time.Millisecond,
+			Factor:   2,
+			Jitter:   1,
+			Steps:    10,
+			Cap:      time.Minute,
+		},
+		withoutNode: 7500 * time.Millisecond,
+		request:     15 * time.Second,
+		repeat:      30 * time.Second,
+		blocked:     3 * time.Second,
+		between:     10 * time.Second,
+		burst:       25,
+		grace:       5*time.Minute + 30*time.Second,
 	}
 }
 
 func newReporter(options Options, timing timing) (*Reporter, error) {
 	var client client
-	onlyFile := options.Features.Kind == FeaturesToFile && !options.Events && !options.Condition && !options.Annotations && !options.RemoveStale
+	onlyFile := options.Features.Kind == FeaturesToFile && !options.Events && !options.Condition &&
+		!options.Annotations && !options.RemoveStale
 	if !onlyFile {
 		var err error
-		if client, err = connect(options.Config, options.Node, timing.request); err != nil {
+		client, err = connect(options.Config, options.Node, timing.request)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -114,27 +127,44 @@ func newReporter(options Options, timing timing) (*Reporter, error) {
 	}
 	add := func(wanted bool, what string, newWriter func() writer) {
 		if wanted {
-			r.loops = append(r.loops, newWriteLoop(newWriter, r.lastReport, timing, log.With("component", "report", "writes", what)))
+			r.loops = append(r.loops, newWriteLoop(newWriter, r.lastReport, timing,
+				log.With("component", "report", "writes", what)))
 		}
 	}
 	toNode := options.Features.Kind == FeaturesToNode
 	add(options.Annotations || toNode, "annotations", func() writer {
-		return &metadata{client: client, noProfile: !options.Annotations, features: toNode, log: log.With("component", "report")}
+		return &metadata{
+			client:    client,
+			noProfile: !options.Annotations,
+			features:  toNode,
+			log:       log.With("component", "report"),
+		}
 	})
-	add(options.Features.Kind == FeaturesToFile, "feature labels", func() writer { return featureFile{options.Features.File} })
-	add(options.Features.Kind == FeaturesToNFD, "feature labels", func() writer { return &NodeFeature{client: client, FeatureOutput: options.Features} })
-	add(options.Condition, "condition", func() writer { return &condition{client: client, heartbeat: options.Heartbeat} })
+	add(options.Features.Kind == FeaturesToFile, "feature labels",
+		func() writer { return featureFile{options.Features.File} })
+	add(options.Features.Kind == FeaturesToNFD, "feature labels",
+		func() writer { return &NodeFeature{client: client, FeatureOutput: options.Features} })
+	add(options.Condition, "condition",
+		func() writer { return &condition{client: client, heartbeat: options.Heartbeat} })
 	add(options.Events, "events", func() writer {
-		return &eventWriter{queue: r.queue, client: client, log: log.With("component", "report")}
+		return &eventWriter{
+			queue:  r.queue,
+			client: client,
+			log:    log.With("component", "report"),
+		}
 	})
 	add(options.RemoveStale, "stale resources", func() writer {
-		return &staleResources{client: client, grace: timing.grace, done: map[nodereport.GoneResource]bool{}}
+		return &staleResources{
+			client: client,
+			grace:  timing.grace,
+			done:   map[nodereport.GoneResource]bool{},
+		}
 	})
 	return r, nil
 }
 
-// Report sets what is to be written. It does not wait, and may be called from any
-// goroutine and before Run. The report must not be changed afterwards.
+// Report sets what to write. It does not wait, and may be called from any goroutine, also before
+// Run. The report must not be changed afterwards.
 func (r *Reporter) Report(report nodereport.Report) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
@@ -158,24 +188,24 @@ func (r *Reporter) Report(report nodereport.Report) {
 	}
 }
 
-// NodeReplaced says that the Node may not say any more what was written to it:
-// it was deleted and made anew, say. Nothing is written again without it. It does
-// not wait, and may be called from any goroutine and before Run.
+// NodeReplaced tells the Reporter that the Node may no longer have what was written to it, for
+// example because it was deleted and created again. Without this call, unchanged values are not
+// written again. It does not wait, and may be called from any goroutine, also before Run.
 func (r *Reporter) NodeReplaced() {
 	for _, t := range r.loops {
 		signal(t.replaced)
 	}
 }
 
-// lastReport is nil before the first one.
+// lastReport returns the latest report; nil before the first.
 func (r *Reporter) lastReport() *nodereport.Report {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return r.last
 }
 
-// Run writes until ctx ends, and returns when every request has ended. What is
-// not written then stays unwritten.
+// Run writes until ctx ends, and returns after every request has ended. What is not written by then
+// stays unwritten.
 func (r *Reporter) Run(ctx context.Context) error {
 	var running sync.WaitGroup
 	for _, t := range r.loops {
@@ -188,57 +218,73 @@ func (r *Reporter) Run(ctx context.Context) error {
 // leaveTimeout is how long the end of the program waits for Leave.
 const leaveTimeout = 2 * time.Second
 
-// Leave says in the condition, if the Node has it, that nobody serves this node any more.
-// It is called when Run has returned and no successor is there, and waits for the API
-// server for a moment only: what it cannot write, the heartbeat's age tells.
+// Leave writes to the condition, if the Node has it, that no Virgate serves this node any more.
+// Call it after Run has returned, if there is no successor. It waits for the API server only for a
+// moment; if the write fails, the age of the heartbeat tells.
 func (r *Reporter) Leave(ctx context.Context) {
 	if !r.options.Condition {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, leaveTimeout)
 	defer cancel()
-	left := nodereport.Report{Ready: nodereport.ConditionUnknown, Reason: "Stopped", Message: "Virgate has ended on this node, and nobody serves its GPUs until it starts again"}
+	left := nodereport.Report{
+		Ready:   nodereport.ConditionUnknown,
+		Reason:  "Stopped",
+		Message: "Virgate has ended on this node, and nobody serves its GPUs until it starts again",
+	}
 	c := &condition{client: r.client}
 	err := c.read(ctx)
 	if err == nil && c.written.Type != "" {
 		_, err = c.write(ctx, left)
 	}
 	if err != nil {
-		cmp.Or(r.options.Logger, slog.New(slog.DiscardHandler)).Warn("the condition does not say that nobody serves this node", "error", err)
+		cmp.Or(r.options.Logger, slog.New(slog.DiscardHandler)).Warn(
+			"the condition does not say that nobody serves this node", "error", err)
 	}
 }
 
 type writer interface {
-	// write writes what is otherwise in the last report than what it wrote last, from the
-	// loop's goroutine. again is when to call it even if nothing is new; 0 for never.
+	// write writes what differs in the report from what it wrote last. The loop's goroutine calls
+	// it. again is when to call it even if nothing is new; 0 for never.
 	write(ctx context.Context, report nodereport.Report) (again time.Duration, err error)
 }
 
-// writeLoop calls one writer when there is something to write. Each writer has a
-// loop of its own, because where one may not write, another may.
+// writeLoop calls one writer when there is something to write. Each writer has its own loop,
+// because one may have a permission that another lacks.
 type writeLoop struct {
-	// writer comes from newWriter, and is replaced when the Node, and with it what was
-	// written, may be gone.
+	// writer is made by newWriter. It is replaced when the Node may be gone, and with it what was
+	// written.
 	writer    writer
 	newWriter func() writer
 
 	report func() *nodereport.Report
 	timing timing
 	log    *slog.Logger
-	// woken says that there is something new, which does not end a backoff; spread
-	// that many nodes have to write the same at once, so that each waits a random
-	// while; replaced that the Node is another one, so that everything is written again.
+	// woken signals that there is something new; it does not end a backoff. spread signals that
+	// many nodes have the same to write at once, so that each waits for a random time. replaced
+	// signals that the Node is a different one, so that everything is written again.
 	woken, spread chan struct{}
 	replaced      chan struct{}
-	// retry is the backoff of failures in a row, logged the last one that was logged.
+	// retry is the backoff of consecutive failures. logged is the last failure that was logged.
 	retry  wait.Backoff
 	logged string
 }
 
-func newWriteLoop(newWriter func() writer, report func() *nodereport.Report, timing timing, log *slog.Logger) *writeLoop {
+func newWriteLoop(
+	newWriter func() writer,
+	report func() *nodereport.Report,
+	timing timing,
+	log *slog.Logger,
+) *writeLoop {
 	return &writeLoop{
-		newWriter: newWriter, report: report, timing: timing, log: log, retry: timing.retry,
-		woken: make(chan struct{}, 1), spread: make(chan struct{}, 1), replaced: make(chan struct{}, 1),
+		newWriter: newWriter,
+		report:    report,
+		timing:    timing,
+		log:       log,
+		retry:     timing.retry,
+		woken:     make(chan struct{}, 1),
+		spread:    make(chan struct{}, 1),
+		replaced:  make(chan struct{}, 1),
 	}
 }
 
@@ -268,7 +314,8 @@ func (l *writeLoop) run(ctx context.Context) {
 		case <-l.woken:
 			l.pause(ctx, l.timing.settle, nil)
 		case <-l.spread:
-			// Some of the other nodes write first, unless what comes concerns this node only.
+			// Let some of the other nodes write first, unless a change arrives that concerns only
+			// this node.
 			l.pause(ctx, time.Duration(rand.Float64()*float64(l.timing.spread)), l.woken)
 			l.pause(ctx, l.timing.settle, nil)
 		case <-again:
@@ -283,10 +330,10 @@ func (l *writeLoop) run(ctx context.Context) {
 	}
 }
 
-// try writes until it works or ctx ends, and returns when to write again.
+// try writes until it succeeds or ctx ends, and returns when to write again.
 func (l *writeLoop) try(ctx context.Context) (again time.Duration) {
 	for {
-		// What came until here is written by this attempt.
+		// This attempt writes everything that has arrived until now.
 		drain(l.woken)
 		drain(l.spread)
 		report := l.report()
@@ -306,7 +353,7 @@ func (l *writeLoop) try(ctx context.Context) (again time.Duration) {
 			return again
 		}
 		if apierrors.IsNotFound(err) {
-			// What was written is gone with the Node; the next one has none of it.
+			// What was written is gone with the Node; the next Node has none of it.
 			l.writer = l.newWriter()
 		}
 		if text := err.Error(); text != l.logged {
@@ -317,7 +364,7 @@ func (l *writeLoop) try(ctx context.Context) (again time.Duration) {
 	}
 }
 
-// pause waits until the time is over, end receives, ctx ends or the Node is another one.
+// pause waits until the time is over, end receives, ctx ends or the Node is replaced.
 func (l *writeLoop) pause(ctx context.Context, wait time.Duration, end <-chan struct{}) {
 	select {
 	case <-time.After(wait):
@@ -330,8 +377,8 @@ func (l *writeLoop) pause(ctx context.Context, wait time.Duration, end <-chan st
 	}
 }
 
-// pauseAfter is how long to wait after a failure: longer each time, never the same
-// on all nodes, and on top of what the API server asks for.
+// pauseAfter returns how long to wait after a failure. The wait grows with each failure, differs
+// from node to node, and is added to the delay that the API server asks for.
 func (l *writeLoop) pauseAfter(err error) time.Duration {
 	pause := l.retry.Step()
 	if apierrors.IsNotFound(err) {
@@ -341,22 +388,26 @@ func (l *writeLoop) pauseAfter(err error) time.Duration {
 	return pause + wait.Jitter(time.Duration(seconds)*time.Second, 1)
 }
 
-// concernsThisNodeOnly says that other nodes have no such change at the same time:
-// the start, the health of units, that the node can or cannot serve, a profile of
-// another name (labels are changed node by node) by the same rules, the progress of MIG changes, and the
-// end of pods that a switch waits for.
-// All else follows from the text of a profile, which an edit changes on many nodes
-// at once; so does that a node cannot serve while a profile is on its way.
+// concernsThisNodeOnly reports whether the change is one that other nodes do not have at the same
+// time: the start, the health of units, containers over their limit, that the node can or cannot
+// serve, a profile of another name by the same rules (labels are changed node by node), the
+// progress of MIG changes, and the end of pods that a switch waits for.
+//
+// Everything else follows from the text of a profile, which an edit changes on many nodes at once.
+// So does that a node cannot serve while a profile is on its way.
 func concernsThisNodeOnly(last, next nodereport.Report) bool {
 	started := last.Applied == (nodereport.ProfileRef{})
-	served := last.Ready != next.Ready && last.State != nodereport.ProfilePending && next.State != nodereport.ProfilePending
+	served := last.Ready != next.Ready && last.State != nodereport.ProfilePending &&
+		next.State != nodereport.ProfilePending
 	chosen := last.Wanted.Name != next.Wanted.Name && last.Wanted.Rules == next.Wanted.Rules
 	ended := len(next.Waits) < len(last.Waits)
-	return started || served || !slices.Equal(last.OverLimit, next.OverLimit) || chosen || ended || progressed(last.Layouts, next.Layouts) || !reflect.DeepEqual(last.Units, next.Units)
+	return started || served || !slices.Equal(last.OverLimit, next.OverLimit) || chosen || ended ||
+		progressed(last.Layouts, next.Layouts) || !reflect.DeepEqual(last.Units, next.Units)
 }
 
-// progressed says that GPUs have come nearer to the layouts that were already wanted.
+// progressed reports whether GPUs have come closer to layouts that were already wanted.
 func progressed(last, next []nodereport.GPULayout) bool {
-	same := slices.EqualFunc(last, next, func(a, b nodereport.GPULayout) bool { return a.GPU == b.GPU && a.Wanted == b.Wanted })
+	same := slices.EqualFunc(last, next,
+		func(a, b nodereport.GPULayout) bool { return a.GPU == b.GPU && a.Wanted == b.Wanted })
 	return same && !reflect.DeepEqual(last, next)
 }

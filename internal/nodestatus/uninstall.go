@@ -17,15 +17,15 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Removed is what Uninstall has taken from a Node, in words, and what is still there.
+// Removed is what Uninstall has removed from a Node, in words, and what is still there.
 type Removed struct {
 	Node string
 	Done []string
-	// Left are resources that the kubelet still has, with their number: "nvidia.com/gpu 8".
+	// Left are the resources that the kubelet still has, with their number: "nvidia.com/gpu 8".
 	Left []string
 }
 
-// listed is what is read of an object of a list.
+// listed has the fields that are read from an object in a list.
 type listed struct {
 	Metadata struct {
 		Name, Namespace string
@@ -36,10 +36,10 @@ type listed struct {
 	Spec struct{ NodeName string }
 }
 
-// metadataList asks for the metadata of a list's objects alone.
+// metadataList requests only the metadata of a list's objects.
 const metadataList = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
-// NodeNames are the names of all Nodes of the cluster, sorted.
+// NodeNames returns the names of all Nodes of the cluster, sorted.
 func NodeNames(ctx context.Context, config *rest.Config) ([]string, error) {
 	c, err := connect(config, "all", 15*time.Second)
 	if err != nil {
@@ -72,15 +72,15 @@ func (c client) list(ctx context.Context, path, accept string, each func(listed)
 		for _, object := range page.Items {
 			each(object)
 		}
-		if next = page.Metadata.Continue; next == "" {
+		next = page.Metadata.Continue
+		if next == "" {
 			return nil
 		}
 	}
 }
 
-// RemoveNodeFeatures removes the NodeFeature objects that FeaturesToNFD made for the Nodes, in
-// whichever namespace, and returns them as "NAMESPACE/NAME". Where node feature discovery is not
-// installed there are none.
+// RemoveNodeFeatures removes the NodeFeature objects that FeaturesToNFD created for the Nodes, in any
+// namespace, and returns them as "NAMESPACE/NAME". Without node feature discovery there are none.
 func RemoveNodeFeatures(ctx context.Context, config *rest.Config, nodes []string) (removed []string, err error) {
 	c, err := connect(config, "all", 15*time.Second)
 	if err != nil {
@@ -92,7 +92,9 @@ func RemoveNodeFeatures(ctx context.Context, config *rest.Config, nodes []string
 	}
 	var found []listed
 	err = c.list(ctx, nfdAPI+"/nodefeatures", metadataList, func(object listed) {
-		if ours[object.Metadata.Name] && slices.ContainsFunc(object.Metadata.ManagedFields, func(f struct{ Manager string }) bool { return f.Manager == fieldManager }) {
+		if ours[object.Metadata.Name] &&
+			slices.ContainsFunc(object.Metadata.ManagedFields,
+				func(f struct{ Manager string }) bool { return f.Manager == fieldManager }) {
 			found = append(found, object)
 		}
 	})
@@ -114,7 +116,7 @@ func RemoveNodeFeatures(ctx context.Context, config *rest.Config, nodes []string
 	return removed, errors.Join(errs...)
 }
 
-// delete deletes the object at the path, and none that has been made in its place.
+// delete deletes the object at the path, but not an object that has replaced it.
 func (c client) delete(ctx context.Context, uid types.UID, path ...string) error {
 	body, err := json.Marshal(metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
 	if err == nil {
@@ -123,10 +125,10 @@ func (c client) delete(ctx context.Context, uid types.UID, path ...string) error
 	return err
 }
 
-// Uninstall takes from the Node what Virgate wrote to it: the condition, its annotations and
-// labels, and the resources of that domain of which there are 0. What others wrote stays.
-// A resource that the kubelet still counts cannot be taken, and one that was taken
-// within five minutes of Virgate's end comes back: then it is to be called again.
+// Uninstall removes from the Node what Virgate wrote to it: the condition, its annotations and
+// labels, and the resources of domain whose number is 0. What others wrote stays. A resource that
+// the kubelet still counts cannot be removed. One that is removed within five minutes of Virgate's
+// end comes back; then Uninstall must be called again.
 func Uninstall(ctx context.Context, config *rest.Config, name, domain string) (Removed, error) {
 	removed := Removed{Node: name}
 	c, err := connect(config, name, 15*time.Second)
@@ -139,7 +141,7 @@ func Uninstall(ctx context.Context, config *rest.Config, name, domain string) (R
 	}
 	patch := objectMeta{Annotations: map[string]*string{}, Labels: map[string]*string{}}
 	for _, key := range slices.Sorted(maps.Keys(meta.Labels)) {
-		if strings.HasPrefix(key, deployPrefix) { // The GPU Operator's, also when Virgate has written it last.
+		if strings.HasPrefix(key, deployPrefix) { // It is the GPU Operator's, even if Virgate wrote it last.
 			if meta.Labels[key] == pausedForChange && wrote(meta, "f:labels", key) {
 				patch.Labels[key] = new(running)
 				removed.Done = append(removed.Done, "pause of "+key)
@@ -152,7 +154,10 @@ func Uninstall(ctx context.Context, config *rest.Config, name, domain string) (R
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(meta.Annotations)) {
-		if slices.Contains([]string{ProfileAnnotation, SourceAnnotation, GenerationAnnotation, WantedAnnotation, WantedByAnnotation, RulesAnnotation}, key) || wrote(meta, "f:annotations", key) {
+		if slices.Contains([]string{
+			ProfileAnnotation, SourceAnnotation, GenerationAnnotation, WantedAnnotation, WantedByAnnotation,
+			RulesAnnotation,
+		}, key) || wrote(meta, "f:annotations", key) {
 			patch.Annotations[key] = nil
 			removed.Done = append(removed.Done, "annotation "+key)
 		}
@@ -167,7 +172,10 @@ func Uninstall(ctx context.Context, config *rest.Config, name, domain string) (R
 		return removed, err
 	}
 	if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == ConditionType }) {
-		remove := map[string]any{"status": map[string]any{"conditions": []map[string]string{{"$patch": "delete", "type": ConditionType}}}}
+		remove := map[string]any{"status": map[string]any{"conditions": []map[string]string{{
+			"$patch": "delete",
+			"type":   ConditionType,
+		}}}}
 		if err := c.patchNode(ctx, types.StrategicMergePatchType, remove, "status"); err != nil {
 			return removed, err
 		}

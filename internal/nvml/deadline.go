@@ -10,59 +10,67 @@ import (
 	"time"
 )
 
-// Limits are how long a call may take; the zero value stands for the defaults.
+// Limits are how long calls may take. The zero value means the defaults.
 type Limits struct {
-	// Call is for every call but those below; 30 s when zero.
+	// Call applies to every call except those below; 30 s when zero.
 	Call time.Duration
-	// Lookup is for DeviceGetHandleByIndex, which may take ten seconds on a busy
-	// node, and for Init, which does as much for all GPUs; 60 s when zero.
+	// Lookup applies to DeviceGetHandleByIndex, which may take ten seconds on a busy node, and to
+	// Init, which does as much for all GPUs; 60 s when zero.
 	Lookup time.Duration
-	// Change is for the calls that change the MIG mode or MIG instances. A change
-	// of the mode resets the GPU. 60 s when zero.
+	// Change applies to the calls that change the MIG mode or MIG instances. A change of the mode
+	// resets the GPU. 60 s when zero.
 	Change time.Duration
 }
 
-// endGrace is how long a call may still take when its caller's context ends.
+// endGrace is how long a call may still take after its caller's context has ended.
 const endGrace = 500 * time.Millisecond
 
-// AbandonedError is the error of a call that took too long, and then of every
-// call for the same GPU until that one has returned. errors.As and errors.Is
-// also find an *Error with the code Timeout in it.
+// AbandonedError is the error of a call that took too long. Until that call returns, it is also the
+// error of every other call for the same GPU. errors.As and errors.Is also find an *Error with the
+// code Timeout in it.
 type AbandonedError struct {
-	Call  string        // the call that the driver does not answer
-	After time.Duration // how long it was waited for
+	Call  string        // the call that the driver has not answered
+	After time.Duration // how long the caller waited for it
 }
 
 func (e *AbandonedError) Error() string {
 	return fmt.Sprintf("%v: abandoned after %s, the driver does not answer", e.Unwrap(), e.After)
 }
 
-// Unwrap is the error of the call.
+// Unwrap returns the error of the call.
 func (e *AbandonedError) Unwrap() error { return &Error{Call: e.Call, Return: Timeout} }
 
-// WithDeadlines returns a library whose calls return in time whatever the
-// driver does. No NVML call can be cancelled, so one that is not answered
-// within its limit is abandoned, and its answer is dropped when it comes. Until
-// then all calls for its GPU and the GPU's partitions fail at once with the same
-// *AbandonedError, whoever makes them; other GPUs are not affected. Calls that
-// concern no GPU are treated alike as a group. An event set is a group by
-// itself, and EventSetWait has no limit but its own.
+// WithDeadlines returns a library whose calls return in time whatever the driver does. NVML calls
+// cannot be cancelled, so a call that is not answered within its limit is abandoned, and a late
+// answer is dropped. Until the call returns, all calls for its GPU and the GPU's partitions fail at
+// once with the same *AbandonedError, whichever code makes them; other GPUs are not affected. Calls
+// that concern no GPU form one group of their own. Each event set is a group by itself, and
+// EventSetWait has only its own timeout.
 //
-// Nothing else handles a hung call: whatever runs on such a library can wait for
-// its own calls. Node and Meter put deadlines on a library that has none. A Meter's calls
-// are groups of their own, and a Node with the same library names those that hang.
+// Nothing else handles a hung call: code that runs on such a library can wait for its own calls.
+// Node and Meter add deadlines to a library without them. A Meter's calls are groups of their own,
+// and a Node with the same library names those that hang.
 //
-// Each call runs in a goroutine of its own, which costs some microseconds
-// (BenchmarkDeadline). At most one per handle of a GPU and one per index can hang.
+// Each call runs in its own goroutine, which costs some microseconds (BenchmarkDeadline). At most
+// one call per handle of a GPU and one per index can hang.
 func WithDeadlines(lib Library, limits Limits) Library {
 	limits.Call = cmp.Or(limits.Call, 30*time.Second)
 	limits.Lookup = cmp.Or(limits.Lookup, 60*time.Second)
 	limits.Change = cmp.Or(limits.Change, 60*time.Second)
-	d := &deadlines{lib: lib, limits: limits, library: newQueue(""), queues: map[any]*queue{}}
-	return &intercepted{lib: lib, interceptor: d.interceptor(newEnding(nil)), deadlines: d}
+	d := &deadlines{
+		lib:     lib,
+		limits:  limits,
+		library: newQueue(""),
+		queues:  map[any]*queue{},
+	}
+	return &intercepted{
+		lib:         lib,
+		interceptor: d.interceptor(newEnding(nil)),
+		deadlines:   d,
+	}
 }
 
-// withDeadlines is the library with deadlines, its own if it has them.
+// withDeadlines returns the library with deadlines: its own, if it has them.
 func withDeadlines(lib Library) Library {
 	if deadlinesOf(lib) != nil {
 		return lib
@@ -70,8 +78,7 @@ func withDeadlines(lib Library) Library {
 	return WithDeadlines(lib, Limits{})
 }
 
-// deadlinesOf finds the deadlines of a library below whatever else intercepts
-// its calls; nil when it has none.
+// deadlinesOf returns the deadlines of a library, below any other interceptors; nil if it has none.
 func deadlinesOf(lib Library) *deadlines {
 	l, ok := lib.(*intercepted)
 	switch {
@@ -83,53 +90,74 @@ func deadlinesOf(lib Library) *deadlines {
 	return deadlinesOf(l.lib)
 }
 
-// Until returns the library with calls that end soon after ctx does: what the
-// driver has not answered endGrace after that is abandoned, and later calls are
-// not made. Only a library with deadlines can do that.
+// Until returns the library with calls that end soon after ctx does. A call that the driver has not
+// answered endGrace after that is abandoned, and later calls are not made. Only a library with
+// deadlines supports this.
 func Until(ctx context.Context, lib Library) Library {
 	l, ok := lib.(*intercepted)
 	if !ok {
 		return lib
 	}
 	if l.deadlines == nil {
-		return &intercepted{lib: Until(ctx, l.lib), interceptor: l.interceptor, methods: l.methods}
+		return &intercepted{
+			lib:         Until(ctx, l.lib),
+			interceptor: l.interceptor,
+			methods:     l.methods,
+		}
 	}
-	return &intercepted{lib: l.lib, interceptor: l.deadlines.interceptor(newEnding(ctx.Done())), deadlines: l.deadlines}
+	return &intercepted{
+		lib:         l.lib,
+		interceptor: l.deadlines.interceptor(newEnding(ctx.Done())),
+		deadlines:   l.deadlines,
+	}
 }
 
-// deadlines makes the calls of a library one at a time for each GPU, and
-// abandons those that take too long.
+// deadlines makes the calls of a library one at a time for each GPU, and abandons calls that take
+// too long.
 type deadlines struct {
 	lib    Library
 	limits Limits
-	// library is the queue of the calls that concern no GPU.
+	// library is the queue of calls that concern no GPU.
 	library *queue
 
 	mu sync.Mutex
-	// queues are by handle and, for look-ups, by index. The GPU at an index may
-	// change: a hung look-up must not keep the GPU's handle from being used, nor a
-	// hung call by a former handle the GPU that is there now.
+	// queues are by handle and, for look-ups, by index. The GPU at an index may change. So a hung
+	// look-up must not block the GPU's handle, and a hung call by an old handle must not block the
+	// GPU that is now at the index.
 	queues map[any]*queue
-	// lanes have other queues for the same library.
+	// lanes have separate queues for the same library.
 	lanes []*deadlines
 }
 
-// apart is the library, which must have deadlines, with queues of its own: a call that is slow or hangs keeps no other
-// waiting, as far as the driver goes on to answer.
+// apart returns the library, which must have deadlines, with separate queues. A slow or hung call
+// in them makes no other call wait, unless the driver itself does.
 func apart(lib Library) Library {
 	l := lib.(*intercepted)
 	if l.deadlines == nil {
-		return &intercepted{lib: apart(l.lib), interceptor: l.interceptor, methods: l.methods}
+		return &intercepted{
+			lib:         apart(l.lib),
+			interceptor: l.interceptor,
+			methods:     l.methods,
+		}
 	}
-	lane := &deadlines{lib: l.deadlines.lib, limits: l.deadlines.limits, library: newQueue(""), queues: map[any]*queue{}}
+	lane := &deadlines{
+		lib:     l.deadlines.lib,
+		limits:  l.deadlines.limits,
+		library: newQueue(""),
+		queues:  map[any]*queue{},
+	}
 	l.deadlines.mu.Lock()
 	defer l.deadlines.mu.Unlock()
 	l.deadlines.lanes = append(l.deadlines.lanes, lane)
-	return &intercepted{lib: l.lib, interceptor: lane.interceptor(newEnding(nil)), deadlines: lane}
+	return &intercepted{
+		lib:         l.lib,
+		interceptor: lane.interceptor(newEnding(nil)),
+		deadlines:   lane,
+	}
 }
 
-// queueLimit bounds the queues. When it is reached all handles are forgotten,
-// and calls for them go to the library's queue until they are looked up again.
+// queueLimit is the maximum number of queues. When it is reached, all handles are forgotten, and
+// calls for them go to the library's queue until they are looked up again.
 const queueLimit = 1 << 16
 
 func (d *deadlines) interceptor(caller *ending) Interceptor {
@@ -139,8 +167,8 @@ func (d *deadlines) interceptor(caller *ending) Interceptor {
 			q = d.queue(call.Arguments[0])
 		}
 		for _, argument := range call.Arguments {
-			// A call for two GPUs waits in the first one's queue, but must not make
-			// that one hang because the second does.
+			// A call for two GPUs waits in the first one's queue. It must not make the first GPU
+			// hang because the second one does.
 			if second, ok := argument.(Device); ok {
 				if err := d.queue(second).blocked(); err != nil {
 					return nil, err
@@ -168,9 +196,8 @@ func (d *deadlines) limit(call Call) time.Duration {
 	return d.limits.Call
 }
 
-// undo takes back what an abandoned call opened in the end, since nobody else
-// knows of it. Changes of a GPU are not taken back: whoever asked for one lists
-// what there is before the next.
+// undo closes what an abandoned call has opened after all, because no caller knows of it. It does
+// not undo changes of a GPU: a caller that made a change lists the GPU's state before the next one.
 func (d *deadlines) undo(call Call, answer any) {
 	switch call.Method {
 	case "Init":
@@ -180,7 +207,7 @@ func (d *deadlines) undo(call Call, answer any) {
 	}
 }
 
-// queue is the queue of a handle or index.
+// queue returns the queue of a handle or index.
 func (d *deadlines) queue(key any) *queue {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -196,7 +223,7 @@ func (d *deadlines) queue(key any) *queue {
 	return d.library
 }
 
-// add puts the key's calls into the queue. It must be called with the lock.
+// add makes q the queue of the key's calls. d.mu must be held.
 func (d *deadlines) add(key any, q *queue) *queue {
 	if len(d.queues) >= queueLimit {
 		clear(d.queues)
@@ -205,8 +232,8 @@ func (d *deadlines) add(key any, q *queue) *queue {
 	return q
 }
 
-// assign puts the handles that a call answered into the queue of their GPU. An
-// error says that a GPU which was looked up hangs.
+// assign puts the handles in a call's answer into the queue of their GPU. It returns an error if
+// the GPU that was looked up hangs.
 func (d *deadlines) assign(call Call, answer any, q *queue) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -238,8 +265,7 @@ func (d *deadlines) assign(call Call, answer any, q *queue) error {
 	return nil
 }
 
-// hung names the abandoned calls that have not returned yet, "" when there are
-// none.
+// hung names the abandoned calls that have not returned yet; empty if there are none.
 func (d *deadlines) hung() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -259,13 +285,13 @@ func (d *deadlines) hung() string {
 
 // queue makes calls one at a time.
 type queue struct {
-	// name is what the calls are for; "" for the library.
+	// name is the GPU or other subject of the calls; empty for the library.
 	name string
-	// turn has room for whoever makes a call.
+	// turn has room for the one call in progress.
 	turn chan struct{}
 	mu   sync.Mutex
-	// abandoned is the call that still has the turn although nobody waits for it;
-	// nil for none.
+	// abandoned is the call that still has the turn although its caller has given up; nil if there
+	// is none.
 	abandoned *AbandonedError
 }
 
@@ -297,9 +323,15 @@ type answer[T any] struct {
 	err   error
 }
 
-// run makes the call when it is its turn. It returns when that has answered,
-// when the limit (0 for none) has passed, or when the caller must end.
-func (q *queue) run(call Call, limit time.Duration, caller *ending, do func() (any, error), of *deadlines) (any, error) {
+// run makes the call when it is its turn. It returns when the call is answered, when the limit (0
+// for none) has passed, or when the caller must end.
+func (q *queue) run(
+	call Call,
+	limit time.Duration,
+	caller *ending,
+	do func() (any, error),
+	of *deadlines,
+) (any, error) {
 	if err := q.blocked(); err != nil {
 		return nil, err
 	}
@@ -349,13 +381,13 @@ func (q *queue) make(call Call, do func() (any, error), answers chan<- answer[an
 	<-q.turn
 }
 
-// abandon is the end of a call that took too long. Without answers it was still
-// waiting for its turn.
+// abandon gives up a call that took too long. If answers is nil, the call was still waiting for its
+// turn.
 func (q *queue) abandon(call Call, after time.Duration, answers <-chan answer[any]) (any, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
-	case a := <-answers: // At the last moment.
+	case a := <-answers: // The answer came at the last moment.
 		return a.value, a.err
 	default:
 	}
@@ -369,12 +401,12 @@ func (q *queue) abandon(call Call, after time.Duration, answers <-chan answer[an
 	return nil, abandoned
 }
 
-// ending is how long a caller waits for its calls: until endGrace after done is
-// closed, or for ever when done is nil.
+// ending limits how long a caller waits for its calls: until endGrace after done is closed, or
+// without limit if done is nil.
 type ending struct {
 	done  <-chan struct{}
 	began sync.Once
-	// over is closed endGrace after a call has noticed that done is.
+	// over is closed endGrace after a call has noticed that done is closed.
 	over chan struct{}
 }
 

@@ -11,51 +11,52 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// eventWait is the longest that one wait for events lasts. Nothing interrupts
-// it, so the program's end may have to wait for it.
+// eventWait is the longest duration of one wait for events. A wait cannot be interrupted, so the
+// end of the program may be delayed by that long.
 const eventWait = 250 * time.Millisecond
 
 // healthEvents are the events that Virgate registers for.
 const healthEvents = EventDoubleBitECC | EventXIDCritical | EventGPUUnavailable | EventRecoveryAction
 
-// listener keeps one event set, and one goroutine that waits on it, for all
-// GPUs. One lost GPU makes every wait on its set fail from then on
-// (nvml.h, nvmlEventSetWait_v2: GPU_IS_LOST), so a set that failed is thrown
-// away and a new one made without the GPUs that could not be read.
+// listener keeps one event set, and one goroutine that waits on it, for all GPUs. One lost GPU
+// makes every later wait on its set fail (nvml.h, nvmlEventSetWait_v2: GPU_IS_LOST), so a failed
+// set is discarded, and a new one is created without the GPUs that could not be read.
 type listener struct {
 	*poller
-	// open says that set exists; since is when it was created.
+	// open is true while set exists; since is when it was created.
 	open  bool
 	set   EventSet
 	since time.Time
-	// registered are the handles that were registered, or have no events, with this set.
+	// registered holds the handles that were registered with this set or have no events.
 	registered *sync.Map
-	// doubtful are the handles whose registering was UNKNOWN.
+	// doubtful holds the handles whose registration returned UNKNOWN.
 	doubtful map[Device]bool
-	// waiting says that a goroutine waits on the set. It ends after halt, or with
-	// the first wait that fails, and sends to ended either way.
+	// waiting is true while a goroutine waits on the set. The goroutine ends after halt or after
+	// the first wait that fails, and sends to ended in both cases.
 	waiting bool
 	halt    context.CancelFunc
 	ended   chan error
-	// retry, when not nil, fires at the end of a pause in which no set is created;
-	// the poller's loop then sets it to nil.
+	// retry, if not nil, fires at the end of a pause in which no set is created. The poller's loop
+	// then sets it to nil.
 	backoff backoff
 	retry   <-chan time.Time
-	// degraded says of each GPU that was registered, or could not be, why its
-	// events are not received; "" when they are. reported is what the publisher
-	// knows of it.
+	// degraded is the reason why a GPU's events are not received, for each GPU that was registered
+	// or could not be; empty if they are received. reported is what was last sent to the publisher.
 	degraded, reported map[string]string
 }
 
 func newListener(p *poller) *listener {
 	return &listener{
-		poller: p, ended: make(chan error, 1), backoff: backoff{first: p.options.Backoff},
-		degraded: map[string]string{}, doubtful: map[Device]bool{},
+		poller:   p,
+		ended:    make(chan error, 1),
+		backoff:  backoff{first: p.options.Backoff},
+		degraded: map[string]string{},
+		doubtful: map[Device]bool{},
 	}
 }
 
-// register registers the GPUs that were read for events, with a new set if there
-// is none. Registering that fails is tried again after the next scan.
+// register registers the GPUs that were read for events, with a new set if there is none. A failed
+// registration is repeated after the next scan.
 func (l *listener) register(ctx context.Context, readings []reading) {
 	defer l.reportDegraded(ctx)
 	for _, r := range readings {
@@ -92,10 +93,10 @@ func (l *listener) register(ctx context.Context, readings []reading) {
 	}
 }
 
-// waitFails is why a GPU is degraded after a wait for events failed.
+// waitFails is the reason why a GPU is degraded after a wait for events has failed.
 const waitFails = "waiting for events fails"
 
-// reportDegraded tells the publisher what is degraded, if that has changed.
+// reportDegraded sends degraded to the publisher if it has changed.
 func (l *listener) reportDegraded(ctx context.Context) {
 	if !maps.Equal(l.degraded, l.reported) {
 		l.reported = maps.Clone(l.degraded)
@@ -118,13 +119,16 @@ func (l *listener) createSet() bool {
 		l.backOff(err)
 		return false
 	}
-	l.open, l.set, l.since, l.registered = true, set, time.Now(), &sync.Map{}
+	l.open = true
+	l.set = set
+	l.since = time.Now()
+	l.registered = &sync.Map{}
 	return true
 }
 
-// registerGPU registers the GPU for its events; false when it has none. After UNKNOWN the
-// set is in no defined state (nvml.h) and replaced after a pause; the next time the GPU
-// must first pass with a set of its own, so that it costs the others no more events.
+// registerGPU registers the GPU for its events; false if it has none. After UNKNOWN the set is in
+// an undefined state (nvml.h) and is replaced after a pause. The GPU must then first register with
+// a set of its own, so that the other GPUs do not lose events again.
 func (l *listener) registerGPU(device Device) (bool, error) {
 	supported, err := l.lib.DeviceGetSupportedEventTypes(device)
 	if err == nil && supported&healthEvents != 0 {
@@ -150,7 +154,7 @@ func (l *listener) registerGPU(device Device) (bool, error) {
 	return false, err
 }
 
-// tryAlone registers the GPU with a set that is then freed.
+// tryAlone registers the GPU with a separate set, which it then frees.
 func (l *listener) tryAlone(device Device, types EventTypes) error {
 	set, err := l.lib.EventSetCreate()
 	if err != nil {
@@ -161,12 +165,12 @@ func (l *listener) tryAlone(device Device, types EventTypes) error {
 
 type receivedEvent struct {
 	Event
-	// uuid is what the driver says of a handle that was never registered; "" for nothing.
+	// uuid is the driver's UUID for a handle that was never registered; empty if there is none.
 	uuid string
 }
 
-// wait sends events to the publisher until halted ends, which is no error, or a
-// wait fails. Events of the last wait are sent too, unless ctx has ended.
+// wait sends events to the publisher until halted ends, which is not an error, or a wait fails.
+// Events of the last wait are still sent, unless ctx has ended.
 func (l *listener) wait(ctx, halted context.Context, set EventSet, registered *sync.Map) error {
 	for halted.Err() == nil {
 		event, err := l.lib.EventSetWait(set, eventWait)
@@ -184,10 +188,9 @@ func (l *listener) wait(ctx, halted context.Context, set EventSet, registered *s
 	return nil
 }
 
-// handleFailure throws away the set on which a wait failed. If it had worked for
-// a while it is replaced after the next scan, so that the other GPUs' events are
-// hardly missed, and otherwise after a pause. The failure says nothing of any
-// GPU's health: the scan finds out which one is lost.
+// handleFailure discards the set on which a wait failed. If the set had worked for a while, it is
+// replaced after the next scan, so that hardly any events of other GPUs are missed; otherwise after
+// a pause. The failure tells nothing about any GPU's health: the scan finds the lost GPU.
 func (l *listener) handleFailure(ctx context.Context, err error) {
 	l.waiting = false
 	worked := time.Since(l.since) >= l.options.Backoff
@@ -214,9 +217,8 @@ func (l *listener) stop(ctx context.Context) {
 	l.reportDegraded(ctx)
 }
 
-// closeSet ends the waiting goroutine and then frees the set, never the other
-// way round: the driver would be waiting on freed memory. The next register
-// creates another set.
+// closeSet ends the waiting goroutine and then frees the set. The order matters: otherwise the
+// driver would be waiting on freed memory. The next register creates another set.
 func (l *listener) closeSet() {
 	if l.waiting {
 		l.halt()

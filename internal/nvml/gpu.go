@@ -12,19 +12,19 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// knownGPU is a GPU's handle, with what holds for as long as the handle does.
+// knownGPU is a GPU's handle, with the facts that stay true while the handle is valid.
 type knownGPU struct {
 	device Device
-	// fixed has the facts that do not change: no health, memory or MIG.
+	// fixed holds the facts that never change: no health, memory or MIG.
 	fixed sharing.GPU
-	// binding is that of PCIInfo.
+	// binding is PCIInfo's Binding.
 	binding uint64
-	// links is the number of active NVLinks by the bus ID at the other end.
+	// links counts the active NVLinks by the bus ID at the other end.
 	links map[string]int
-	// profiles are the names of the GPU instance profiles by published ID; nil
-	// until MIG is first seen enabled.
+	// profiles holds the names of the GPU instance profiles by published ID; nil until MIG is first
+	// seen enabled.
 	profiles map[int]mig.Profile
-	// last is the last whole reading, which a probe refreshes.
+	// last is the last whole reading, which a probe updates.
 	last reading
 }
 
@@ -32,38 +32,38 @@ type reading struct {
 	// gpu is the GPU, without faults.
 	gpu    sharing.GPU
 	device Device
-	// partitions are the handles of gpu.Partitions, by UUID.
+	// partitions holds the handles of gpu.Partitions, by UUID.
 	partitions map[string]Device
-	// findings are what is wrong, by the UUID of the GPU or partition, without the
-	// temperature, which has to be compared with the one before.
+	// findings holds the faults, by the UUID of the GPU or partition. The temperature is not among
+	// them, because it has to be compared with the previous one.
 	findings map[string][]finding
-	// dead says that the GPU gave no sign of life, which is among the findings.
+	// dead is true if the GPU gave no sign of life; this is also among the findings.
 	dead bool
 	// celsius is meaningless unless celsiusKnown is set.
 	celsius      int
 	celsiusKnown bool
-	// slowdown is where the board slows the GPU down. margin is how many degrees are left until
-	// then, meaningless unless marginKnown is set.
+	// slowdown is the temperature at which the hardware slows the GPU down. margin is the number of
+	// degrees until then, meaningless unless marginKnown is set.
 	slowdown    slowdown
 	margin      int
 	marginKnown bool
-	// recovery is RecoveryAction, meaningless unless recoveryKnown is set.
+	// recovery is the value of RecoveryAction, meaningless unless recoveryKnown is set.
 	recovery      uint32
 	recoveryKnown bool
-	// fabric is the place in the fabric of NVLinks, meaningless unless fabricKnown is set. noFabric says
-	// that the driver knows of none for this GPU.
+	// fabric is the GPU's place in the fabric of NVLinks, meaningless unless fabricKnown is set.
+	// noFabric is true if the driver knows no fabric for this GPU.
 	fabric                FabricInfo
 	fabricKnown, noFabric bool
 	// ready is the ready state of confidential computing, meaningless unless readyKnown is set.
-	// notConfidential says that the machine does not do confidential computing.
+	// notConfidential is true if the machine does not use confidential computing.
 	ready                       uint32
 	readyKnown, notConfidential bool
 	marks                       Marks
-	// reset is evidence that the GPU was reset since the last reading: its handle
-	// was lost and a new one works.
+	// reset is true if there is evidence that the GPU was reset since the last reading: its old
+	// handle was lost, and a new one works.
 	reset bool
-	// problems are about the partitions that could not be read and are missing from
-	// gpu; nil when none are.
+	// problems holds the errors of the partitions that could not be read and are missing from gpu;
+	// nil if there are none.
 	problems error
 }
 
@@ -71,23 +71,31 @@ func (r *reading) found(unit string, f finding) {
 	r.findings[unit] = appendNew(r.findings[unit], f)
 }
 
-// identify reads the facts that do not change. The rest of the program tells
-// GPUs apart by UUID, product name and bus ID, so a GPU without them is of no
-// use; the other facts may be unknown.
+// identify reads the facts that do not change. The rest of the program identifies GPUs by UUID,
+// product name and bus ID, so a GPU without them is unusable; the other facts may be unknown.
 func identify(lib Library, device Device, index int) (*knownGPU, error) {
-	gpu := sharing.GPU{Index: index, Minor: -1, NUMANode: -1}
+	gpu := sharing.GPU{
+		Index:    index,
+		Minor:    -1,
+		NUMANode: -1,
+	}
 	var err error
-	if gpu.UUID, err = lib.DeviceGetUUID(device); err != nil {
+	gpu.UUID, err = lib.DeviceGetUUID(device)
+	if err != nil {
 		return nil, err
 	}
-	if gpu.Model, err = lib.DeviceGetName(device); err != nil {
+	gpu.Model, err = lib.DeviceGetName(device)
+	if err != nil {
 		return nil, err
 	}
 	pci, err := lib.DeviceGetPciInfo(device)
 	if err != nil {
 		return nil, err
 	}
-	gpu.PCIBusID, gpu.PCIClass, gpu.PCIDevice, gpu.PCISubsystem = pci.BusID, pci.Class, pci.DeviceID, pci.SubsystemID
+	gpu.PCIBusID = pci.BusID
+	gpu.PCIClass = pci.Class
+	gpu.PCIDevice = pci.DeviceID
+	gpu.PCISubsystem = pci.SubsystemID
 	if node, err := lib.DeviceGetNumaNodeId(device); err == nil {
 		gpu.NUMANode = node
 	}
@@ -100,14 +108,26 @@ func identify(lib Library, device Device, index int) (*knownGPU, error) {
 	if capability, err := lib.DeviceGetCudaComputeCapability(device); err == nil {
 		gpu.ComputeCapability = fmt.Sprintf("%d.%d", capability.Major, capability.Minor)
 	}
-	return &knownGPU{device: device, fixed: gpu, binding: pci.Binding, links: readLinks(lib, device)}, nil
+	return &knownGPU{
+		device:  device,
+		fixed:   gpu,
+		binding: pci.Binding,
+		links:   readLinks(lib, device),
+	}, nil
 }
 
-// read takes a whole reading. An error says that the handle is of no use: the
-// GPU is lost, the handle names another one, or it does not tell whether MIG is
-// enabled, without which the GPU must not be offered at all.
+// read makes a whole reading. An error means that the handle is useless: the GPU is lost, the
+// handle names another GPU, or it cannot be read whether MIG is enabled, without which the GPU must
+// not be offered at all.
 func (g *knownGPU) read(lib Library) (reading, error) {
-	r := reading{gpu: g.fixed, device: g.device, marks: Marks{Binding: g.binding}, slowdown: g.last.slowdown, noFabric: g.last.noFabric, notConfidential: g.last.notConfidential}
+	r := reading{
+		gpu:             g.fixed,
+		device:          g.device,
+		marks:           Marks{Binding: g.binding},
+		slowdown:        g.last.slowdown,
+		noFabric:        g.last.noFabric,
+		notConfidential: g.last.notConfidential,
+	}
 	uuid, err := lib.DeviceGetUUID(g.device)
 	if err != nil {
 		return r, err
@@ -115,8 +135,8 @@ func (g *knownGPU) read(lib Library) (reading, error) {
 	if uuid != g.fixed.UUID {
 		return r, fmt.Errorf("the handle of %s now names %s", g.fixed.UUID, uuid)
 	}
-	// A change of MIG mode may give the GPU another device node, and its old one to
-	// another GPU.
+	// A change of MIG mode may give the GPU another device node, and give its old node to another
+	// GPU.
 	if minor, err := lib.DeviceGetMinorNumber(g.device); err == nil {
 		r.gpu.Minor = minor
 	}
@@ -124,32 +144,37 @@ func (g *knownGPU) read(lib Library) (reading, error) {
 	if err != nil && !unsupported(err) {
 		return r, err
 	}
-	r.gpu.MIG, r.gpu.MIGPending, r.gpu.MIGCapable = mode.Current, mode.Pending, err == nil
+	r.gpu.MIG = mode.Current
+	r.gpu.MIGPending = mode.Pending
+	r.gpu.MIGCapable = err == nil
 	if r.gpu.MIG {
-		if err = g.readPartitions(lib, &r); err != nil {
+		err = g.readPartitions(lib, &r)
+		if err != nil {
 			return r, err
 		}
 	}
-	if err = r.readCondition(lib); err != nil {
+	err = r.readCondition(lib)
+	if err != nil {
 		return r, err
 	}
-	if r.gpu.Clique = ""; r.fabricKnown && r.fabric.Registered() {
+	r.gpu.Clique = ""
+	if r.fabricKnown && r.fabric.Registered() {
 		r.gpu.Clique = fmt.Sprintf("%s.%d", r.fabric.Cluster, r.fabric.Clique)
 	}
 	g.last = r
 	return r, nil
 }
 
-// probe reads only the condition; the rest is that of the last reading. After an
-// error the GPU must be read: its handle is of no use, or a partition does not
-// answer, which may be faulty or gone.
+// probe reads only the condition and takes the rest from the last reading. After an error the GPU
+// must be read again: its handle is useless, or a partition that does not answer may be faulty or
+// gone.
 func (g *knownGPU) probe(lib Library) (reading, error) {
 	r := g.last
 	if err := r.readCondition(lib); err != nil {
 		return r, err
 	}
 	for _, p := range r.gpu.Partitions {
-		// A handle of a partition that is gone may come to stand for another one.
+		// The handle of a partition that is gone may later stand for another one.
 		uuid, err := lib.DeviceGetUUID(r.partitions[p.UUID])
 		if err != nil || uuid != p.UUID || len(r.findings[p.UUID]) > 0 && len(g.last.findings[p.UUID]) == 0 {
 			return r, fmt.Errorf("MIG device %d does not answer as %s", p.Index, p.UUID)
@@ -158,13 +183,13 @@ func (g *knownGPU) probe(lib Library) (reading, error) {
 	return r, nil
 }
 
-// unsupported says whether the GPU or the driver does not know the call.
+// unsupported reports whether the GPU or the driver does not have the call.
 func unsupported(err error) bool {
 	return errors.Is(err, NotSupported) || errors.Is(err, FunctionNotFound)
 }
 
-// cause is what a finding says of an error: the return code alone, which is the
-// same whichever handle and call it came from, so that the text stays the same.
+// cause returns the text for an error in a finding: the return code alone. It does not depend on
+// the handle or the call, so the text stays the same.
 func cause(err error) string {
 	if code, ok := errors.AsType[Return](err); ok {
 		return code.String()
@@ -172,8 +197,8 @@ func cause(err error) string {
 	return strings.TrimSpace(err.Error())
 }
 
-// readCondition reads the condition of the GPU and of its partitions. A lost GPU
-// is an error.
+// readCondition reads the condition of the GPU and of its partitions. It returns an error if the
+// GPU is lost.
 func (r *reading) readCondition(lib Library) error {
 	r.findings, r.dead = map[string][]finding{}, false
 	r.marks.ResetAdvised, r.marks.RowRemap = "", ""
@@ -200,38 +225,44 @@ func (r *reading) readCondition(lib Library) error {
 	if err := r.readMemoryRepairs(lib); err != nil {
 		return err
 	}
-	// The partitions are also those of an earlier reading, which must not change.
+	// An earlier reading shares these partitions and must not change.
 	r.gpu.Partitions = slices.Clone(r.gpu.Partitions)
 	for i := range r.gpu.Partitions {
 		p := &r.gpu.Partitions[i]
-		if p.Memory, err = r.readMemory(lib, r.partitions[p.UUID], p.UUID); err != nil {
+		p.Memory, err = r.readMemory(lib, r.partitions[p.UUID], p.UUID)
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// readFabric reads whether programs can use the GPU at all: on machines with NVSwitches CUDA fails until
-// the GPU has joined their fabric, and with confidential computing until the ready state is set, while
-// all other answers are those of a healthy GPU.
+// readFabric reads whether programs can use the GPU at all. On machines with NVSwitches, CUDA fails
+// until the GPU has joined their fabric; with confidential computing, until the ready state is set.
+// All other answers are then like those of a healthy GPU.
 func (r *reading) readFabric(lib Library) {
-	if r.fabricKnown = false; !r.noFabric {
+	r.fabricKnown = false
+	if !r.noFabric {
 		fabric, err := lib.DeviceGetGpuFabricInfo(r.device)
-		r.fabric, r.fabricKnown, r.noFabric = fabric, err == nil, unsupported(err)
+		r.fabric = fabric
+		r.fabricKnown = err == nil
+		r.noFabric = unsupported(err)
 	}
-	if r.readyKnown = false; !r.notConfidential {
+	r.readyKnown = false
+	if !r.notConfidential {
 		on, err := lib.SystemGetConfComputeState()
-		if r.notConfidential = unsupported(err) || err == nil && !on; on && err == nil {
+		r.notConfidential = unsupported(err) || err == nil && !on
+		if on && err == nil {
 			ready, err := lib.SystemGetConfComputeGpusReadyState()
 			r.ready, r.readyKnown = ready, err == nil
 		}
 	}
 }
 
-// slowdown is the temperature at which the board slows its GPU down, as the board tells it.
+// slowdown is the temperature at which the hardware slows the GPU down, as the driver reports it.
 type slowdown struct {
 	told slowdownTold
-	// degrees are those of the threshold, or the margin.
+	// degrees is the threshold or the margin.
 	degrees int
 }
 
@@ -240,13 +271,13 @@ type slowdownTold int
 const (
 	// slowdownUnknown: it could not be read yet.
 	slowdownUnknown slowdownTold = iota
-	// slowdownSilent: the board tells none.
+	// slowdownSilent: none is reported.
 	slowdownSilent
 	slowdownThreshold
 	slowdownByMargin
 )
 
-// readSlowdown asks the board. From Ada on margins are what nvml.h wants to be asked for.
+// readSlowdown reads the slowdown temperature. From Ada on, nvml.h asks to use margins.
 func readSlowdown(lib Library, device Device) slowdown {
 	missing := func(err error) bool { return unsupported(err) || errors.Is(err, InvalidArgument) }
 	margin, err := lib.DeviceGetFieldValues(device, SlowdownMargin)
@@ -283,9 +314,8 @@ func (r *reading) readMargin(lib Library) {
 	}
 }
 
-// readMemory is the device's memory in bytes, 0 when unknown. A failing memory
-// query is a finding, because it is the simplest sign of life that a device
-// gives. A lost GPU is an error.
+// readMemory returns the device's memory in bytes, 0 if unknown. A failing memory query is a
+// finding, because it is a device's simplest sign of life. It returns an error if the GPU is lost.
 func (r *reading) readMemory(lib Library, device Device, unit string) (bytes uint64, err error) {
 	memory, err := lib.DeviceGetMemoryInfo(device)
 	switch {
@@ -294,8 +324,8 @@ func (r *reading) readMemory(lib Library, device Device, unit string) (bytes uin
 	case errors.Is(err, GPUIsLost):
 		return 0, err
 	case unsupported(err), errors.Is(err, NoPermission):
-		// GPUs that share the host's memory have none of their own to report, and that of a
-		// GPU with MIG is for the privileged.
+		// GPUs that share the host's memory have none of their own to report, and only privileged
+		// programs may read the memory of a GPU with MIG.
 		r.gpu.Denied = r.gpu.Denied || !unsupported(err)
 		return 0, nil
 	}
@@ -304,9 +334,9 @@ func (r *reading) readMemory(lib Library, device Device, unit string) (bytes uin
 	return 0, nil
 }
 
-// readMemoryRepairs looks for memory repairs that wait for a reset. Until then
-// the GPU works around the broken place, and its next error may be worse. A GPU
-// that does not tell is taken to need none. A lost GPU is an error.
+// readMemoryRepairs checks for memory repairs that wait for a reset. Until then the GPU works
+// around the faulty location, and its next error may be worse. A GPU that does not report this is
+// assumed to need no repair. It returns an error if the GPU is lost.
 func (r *reading) readMemoryRepairs(lib Library) error {
 	rows, err := lib.DeviceGetRemappedRows(r.device)
 	switch {
@@ -328,12 +358,12 @@ func (r *reading) readMemoryRepairs(lib Library) error {
 	return nil
 }
 
-// readPartitions reads the GPU's MIG devices. One that cannot be read does not hide
-// the others; what could not be read is in the reading's problems. A lost GPU is an
-// error.
+// readPartitions reads the GPU's MIG devices. One that cannot be read does not hide the others; the
+// errors are in the reading's problems. It returns an error if the GPU is lost.
 func (g *knownGPU) readPartitions(lib Library, r *reading) (err error) {
 	if g.profiles == nil {
-		if g.profiles, err = readProfiles(lib, g.device); err != nil {
+		g.profiles, err = readProfiles(lib, g.device)
+		if err != nil {
 			return err
 		}
 	}
@@ -359,10 +389,10 @@ func (g *knownGPU) readPartitions(lib Library, r *reading) (err error) {
 	return err
 }
 
-// eachMIGDevice goes through the GPU's MIG devices, until do returns an error. do gets
-// the handle at each index, or why there is none. Indices have holes, for which drivers
-// answer NOT_FOUND or INVALID_ARGUMENT (go-nvlib, pkg/nvlib/device, VisitMigDevices), so
-// all are tried.
+// eachMIGDevice calls do for each index of the GPU's MIG devices, until do returns an error. do
+// gets the handle at the index, or the error for it. Indices have holes, for which drivers return
+// NOT_FOUND or INVALID_ARGUMENT (go-nvlib, pkg/nvlib/device, VisitMigDevices), so all indices are
+// tried.
 func eachMIGDevice(lib Library, gpu Device, do func(index int, device Device, err error) error) error {
 	most, err := lib.DeviceGetMaxMigDeviceCount(gpu)
 	for index := 0; index < most && err == nil; index++ {
@@ -386,9 +416,9 @@ func identifyPartition(lib Library, device Device, index int) (p sharing.Partiti
 	return p, err
 }
 
-// readPartition reads the MIG device. Drivers that do not name profiles still put the
-// name at the end of its product name, "NVIDIA A100-SXM4-40GB MIG 1g.5gb"; that also
-// tells those who may not ask for its instances, but not its place.
+// readPartition reads the MIG device. Drivers that do not name profiles still put the name at the
+// end of the device's product name, "NVIDIA A100-SXM4-40GB MIG 1g.5gb". Programs without permission
+// to read the device's instances also get the name this way, but not the placement.
 func (g *knownGPU) readPartition(lib Library, r *reading, device Device, index int) (sharing.Partition, error) {
 	p, err := identifyPartition(lib, device, index)
 	if err != nil {
@@ -415,9 +445,9 @@ func (g *knownGPU) readPartition(lib Library, r *reading, device Device, index i
 	return p, err
 }
 
-// readInstances reads the place of the partition's GPU instance, and its profile: the
-// driver's name for that of the GPU instance, if it has one, with the compute slices of
-// the compute instance.
+// readInstances reads the placement of the partition's GPU instance, and the partition's profile:
+// the driver's name for the GPU instance's profile, if it has one, with the compute slices of the
+// compute instance.
 func (g *knownGPU) readInstances(lib Library, p *sharing.Partition) error {
 	handle, err := lib.DeviceGetGpuInstanceById(g.device, p.GI)
 	if err != nil {
@@ -444,8 +474,8 @@ func (g *knownGPU) readInstances(lib Library, p *sharing.Partition) error {
 	return err
 }
 
-// readProfiles reads the GPU's GPU instance profiles in NVML's enumeration, which has holes.
-// Profiles with a name that this program cannot read are left out.
+// readProfiles reads the GPU's GPU instance profiles in NVML's enumeration, which has holes. It
+// leaves out profiles whose name this program cannot parse.
 func readProfiles(lib Library, device Device) (map[int]mig.Profile, error) {
 	profiles := map[int]mig.Profile{}
 	for enum := range enumerationBound {
@@ -465,28 +495,27 @@ func readProfiles(lib Library, device Device) (map[int]mig.Profile, error) {
 	return profiles, nil
 }
 
-// named parses the driver's name of the profile, which some drivers begin with
-// "MIG ".
+// named parses the driver's name of the profile, which starts with "MIG " in some drivers.
 func (p GPUInstanceProfile) named() (mig.Profile, error) {
 	return mig.ParseProfile(strings.TrimPrefix(p.Name, "MIG "))
 }
 
 const (
-	// enumerationBound ends an enumeration of a driver that never says INVALID_ARGUMENT.
+	// enumerationBound ends an enumeration if the driver never returns INVALID_ARGUMENT.
 	enumerationBound = 64
-	// knownProfiles and knownComputeProfiles are how many profiles nvml.h has (NVML_GPU_INSTANCE_PROFILE_COUNT,
-	// NVML_COMPUTE_INSTANCE_PROFILE_COUNT). Among them INVALID_ARGUMENT is a hole, too, as for NVIDIA's go-nvlib. A newer
-	// driver may have more.
+	// knownProfiles and knownComputeProfiles are the numbers of profiles in nvml.h
+	// (NVML_GPU_INSTANCE_PROFILE_COUNT, NVML_COMPUTE_INSTANCE_PROFILE_COUNT). Among these profiles
+	// INVALID_ARGUMENT is a hole too, as in NVIDIA's go-nvlib. A newer driver may have more.
 	knownProfiles        = 18
 	knownComputeProfiles = 9
-	// knownLinks are the NVLinks that a GPU can have by nvml.h (NVML_NVLINK_MAX_LINKS). A newer
-	// driver may have more.
+	// knownLinks is the number of NVLinks that a GPU can have by nvml.h (NVML_NVLINK_MAX_LINKS). A
+	// newer driver may have more.
 	knownLinks = 18
 )
 
-// readLinks counts the GPU's active NVLinks by the bus ID at the other end. A link that
-// cannot be read counts as inactive, whatever the code, and the next one is asked; beyond those that
-// every GPU may have, it ends the list.
+// readLinks counts the GPU's active NVLinks by the bus ID at the other end. A link that cannot be
+// read counts as inactive, whatever the code, and the next one is read. Beyond knownLinks, a link
+// that cannot be read ends the list.
 func readLinks(lib Library, device Device) map[string]int {
 	links := map[string]int{}
 	for link := range enumerationBound {
@@ -504,9 +533,9 @@ func readLinks(lib Library, device Device) map[string]int {
 	return links
 }
 
-// nvLinks is the number of NVLinks that data between two GPUs can use: those from
-// one to the other, and through each switch as many as both GPUs have to it. gpus
-// has the bus IDs of the GPUs; any other end of a link is a switch.
+// nvLinks returns the number of NVLinks that data between two GPUs can use: the direct links, and
+// through each switch as many as both GPUs have to it. gpus holds the bus IDs of the GPUs; any
+// other end of a link is a switch.
 func nvLinks(a, b *knownGPU, gpus map[string]bool) int {
 	count := a.links[busKey(b)]
 	for remote, ofA := range a.links {
@@ -519,8 +548,8 @@ func nvLinks(a, b *knownGPU, gpus map[string]bool) int {
 
 func busKey(g *knownGPU) string { return strings.ToUpper(g.fixed.PCIBusID) }
 
-// topology is how the GPUs are connected. Levels are kept for as long as the
-// handles are, because GPUs do not move on the bus.
+// topology is how the GPUs are connected. Levels are kept while the handles are valid, because
+// GPUs do not move on the bus.
 type topology struct {
 	lib    Library
 	levels map[[2]Device]string
@@ -540,7 +569,9 @@ func (t *topology) links(gpus []*knownGPU) map[string][]sharing.Link {
 				continue
 			}
 			linked[from.fixed.UUID] = append(linked[from.fixed.UUID], sharing.Link{
-				Peer: to.fixed.UUID, NVLinks: nvLinks(from, to, onBus), Level: t.level(from.device, to.device),
+				Peer:    to.fixed.UUID,
+				NVLinks: nvLinks(from, to, onBus),
+				Level:   t.level(from.device, to.device),
 			})
 		}
 		slices.SortFunc(linked[from.fixed.UUID], func(a, b sharing.Link) int { return cmp.Compare(a.Peer, b.Peer) })
@@ -548,7 +579,7 @@ func (t *topology) links(gpus []*knownGPU) map[string][]sharing.Link {
 	return linked
 }
 
-// level is the topology level in one word, "" when the driver does not tell.
+// level returns the topology level in one word; empty if the driver does not report it.
 func (t *topology) level(a, b Device) string {
 	pair := [2]Device{min(a, b), max(a, b)}
 	level, known := t.levels[pair]

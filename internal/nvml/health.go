@@ -11,35 +11,33 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// unitHealth is what is known of one unit's health. It is a value: observe
-// derives the next one from it, from what was observed, and from the time.
-// docs/reference/health.md has the states.
+// unitHealth is what is known of one unit's health. It is an immutable value: observe derives the
+// next one from it, the observation and the time. docs/reference/health.md has the states.
 //
-// That a probe passes does not clear a unit of an error that it reported: after
-// an XID the driver may well answer for a GPU that computes nothing. A suspect
-// unit also needs time, and one with a fatal error needs evidence that its GPU
-// was reset, or an operator's word.
+// A passed probe does not clear a unit of an error that it reported: after an XID the driver may
+// well answer for a GPU that computes nothing. A suspect unit also needs time. A unit with a fatal
+// error needs evidence that its GPU was reset, or an operator's confirmation.
 type unitHealth struct {
 	state sharing.HealthState
-	// since is when it came into its state, and cause why.
+	// since is when the unit entered its state, and cause is the reason.
 	since time.Time
 	cause sharing.HealthCause
-	// fatal and suspicions are the errors of either kind that it reported since it
-	// was last healthy; failing is what the last probe found.
+	// fatal and suspicions are the errors of each kind that the unit reported since it was last
+	// healthy; failing is what the last probe found.
 	fatal, suspicions, failing []finding
-	// recoveringFrom says what it recovers from while it does.
+	// recoveringFrom is what the unit recovers from; set only while it does.
 	recoveringFrom string
-	// lastTrouble is when something was last reported or found, or when that ended.
+	// lastTrouble is when an error was last reported, or when a fault was last found or ended.
 	lastTrouble time.Time
-	// relapses counts how often it became unhealthy without having been healthy for
-	// long in between.
+	// relapses counts how often the unit became unhealthy without having been healthy for long in
+	// between.
 	relapses int
 }
 
-// healthChange says that a unit's health has changed from one state to another.
+// healthChange is a change of a unit's health from one state to another.
 type healthChange struct {
-	// UnitHealth is the unit as it is now. When it is healthy again, Reason is what
-	// it has recovered from.
+	// UnitHealth is the unit's current health. If the unit is healthy again, Reason is what it has
+	// recovered from.
 	sharing.UnitHealth
 	From  sharing.HealthState
 	Cause sharing.HealthCause
@@ -47,22 +45,22 @@ type healthChange struct {
 
 type observation struct {
 	kind observationKind
-	// findings is one for a report; for a probe it is all that is wrong now.
+	// findings has one element for a report; for a probe it has all current faults.
 	findings []finding
 }
 
 type observationKind int
 
 const (
-	// reportedSuspect and reportedFatal: the GPU reported an error, maybe in an earlier
-	// run of the program, which kept it.
+	// reportedSuspect and reportedFatal: the GPU reported an error, possibly in an earlier run of
+	// the program, which stored it.
 	reportedSuspect observationKind = iota
 	reportedFatal
-	// probed: the unit was probed, and only the findings are wrong.
+	// probed: the unit was probed, and the findings are all its faults.
 	probed
 	// wasReset: there is evidence that the GPU was reset.
 	wasReset
-	// wasCleared: an operator says that the unit may be used.
+	// wasCleared: an operator confirmed that the unit may be used.
 	wasCleared
 )
 
@@ -70,7 +68,7 @@ func newUnitHealth(now time.Time) unitHealth {
 	return unitHealth{state: sharing.Healthy, since: now}
 }
 
-// observe is the unit's health after the observation. It does not change h.
+// observe returns the unit's health after the observation. It does not change h.
 func (h unitHealth) observe(o observation, rules sharing.HealthRules, now time.Time) unitHealth {
 	was := h.reason()
 	switch o.kind {
@@ -114,8 +112,8 @@ func (h unitHealth) probePassed(was string, rules sharing.HealthRules, now time.
 	return h
 }
 
-// quietTime is how long the unit, suspect or recovering, must be without trouble. What a
-// probe found, a probe may find the end of at once, but not when it keeps coming back.
+// quietTime returns how long the unit, suspect or recovering, must be without trouble. A fault that
+// a probe found may end at once when a probe no longer finds it, but not if it keeps coming back.
 func (h unitHealth) quietTime(rules sharing.HealthRules) time.Duration {
 	if h.state == sharing.Recovering && len(h.suspicions) == 0 {
 		return rules.QuietTimeAfter(h.relapses - 1)
@@ -123,7 +121,7 @@ func (h unitHealth) quietTime(rules sharing.HealthRules) time.Duration {
 	return rules.QuietTimeAfter(h.relapses)
 }
 
-// explain says what the XIDs that the unit reported mean, what to do, and what ends its fault.
+// explain describes what the unit's reported XIDs mean, what to do, and what ends the fault.
 func (h unitHealth) explain(celsius, safe int, rules sharing.HealthRules) string {
 	var texts []string
 	for _, f := range slices.Concat(h.fatal, h.suspicions) {
@@ -152,10 +150,17 @@ func (h unitHealth) explain(celsius, safe int, rules sharing.HealthRules) string
 	return strings.Join(append(texts, "ends "+ends), "; ")
 }
 
-// startOver forgets what the unit reported, and how often. What the last probe
-// found stays.
-func (h unitHealth) startOver(was string, cause sharing.HealthCause, rules sharing.HealthRules, now time.Time) unitHealth {
-	h.fatal, h.suspicions, h.relapses = nil, nil, 0
+// startOver forgets the unit's reported errors and its relapses. The findings of the last probe
+// stay.
+func (h unitHealth) startOver(
+	was string,
+	cause sharing.HealthCause,
+	rules sharing.HealthRules,
+	now time.Time,
+) unitHealth {
+	h.fatal = nil
+	h.suspicions = nil
+	h.relapses = 0
 	if h.state == sharing.Healthy || len(h.failing) > 0 {
 		return h
 	}
@@ -163,8 +168,13 @@ func (h unitHealth) startOver(was string, cause sharing.HealthCause, rules shari
 	return h.setState(sharing.Recovering, cause, rules, now)
 }
 
-// setState is the unit in the state, which may be the one that it is in.
-func (h unitHealth) setState(state sharing.HealthState, cause sharing.HealthCause, rules sharing.HealthRules, now time.Time) unitHealth {
+// setState returns the unit in that state, which may be its current one.
+func (h unitHealth) setState(
+	state sharing.HealthState,
+	cause sharing.HealthCause,
+	rules sharing.HealthRules,
+	now time.Time,
+) unitHealth {
 	if state == h.state {
 		return h
 	}
@@ -180,12 +190,13 @@ func (h unitHealth) setState(state sharing.HealthState, cause sharing.HealthCaus
 	if unhealthy {
 		h.recoveringFrom = ""
 	}
-	h.state, h.cause, h.since = state, cause, now
+	h.state = state
+	h.cause = cause
+	h.since = now
 	return h
 }
 
-// reason is what is wrong with the unit, or what it recovers from; "" for a
-// healthy one.
+// reason returns the fault of the unit, or what it recovers from; empty for a healthy unit.
 func (h unitHealth) reason() string {
 	if h.state == sharing.Recovering {
 		return h.recoveringFrom
@@ -197,7 +208,7 @@ func (h unitHealth) reason() string {
 	return strings.Join(texts, ", ")
 }
 
-// health is the unit's health in the inventory.
+// health returns the unit's health in the inventory.
 func (h unitHealth) health() sharing.Health {
 	switch h.state {
 	case sharing.Healthy:
@@ -208,18 +219,19 @@ func (h unitHealth) health() sharing.Health {
 	return sharing.Faulty(h.reason())
 }
 
-// Marks are what is read of a GPU to see later, even in another session or run, whether it
-// was reset in between; docs/reference/health.md says why. The zero value means that nothing is known.
+// Marks are values read from a GPU that show later, even in another session or run, whether it was
+// reset in between; docs/reference/health.md explains them. The zero value means that nothing is
+// known.
 type Marks struct {
-	// Binding is that of PCIInfo.
+	// Binding is PCIInfo's Binding.
 	Binding uint64 `json:"binding,omitempty"`
-	// ResetAdvised says whether the driver advises to reset the GPU, RowRemap whether a
-	// memory row waits for a reset to be remapped.
+	// ResetAdvised is whether the driver advises to reset the GPU. RowRemap is whether a memory row
+	// waits for a reset to be remapped.
 	ResetAdvised resetWait `json:"resetAdvised,omitempty"`
 	RowRemap     resetWait `json:"rowRemap,omitempty"`
 }
 
-// resetWait says whether something waits for a reset; "" means unknown.
+// resetWait is whether something waits for a reset; empty if unknown.
 type resetWait string
 
 const (
@@ -234,41 +246,44 @@ func waits(so bool) resetWait {
 	return notWaiting
 }
 
-// over returns these marks, with what is unknown in them taken from those before.
+// over returns these marks, with unknown ones replaced by those before.
 func (m Marks) over(before Marks) Marks {
 	return Marks{
-		Binding: cmp.Or(m.Binding, before.Binding), ResetAdvised: cmp.Or(m.ResetAdvised, before.ResetAdvised), RowRemap: cmp.Or(m.RowRemap, before.RowRemap),
+		Binding:      cmp.Or(m.Binding, before.Binding),
+		ResetAdvised: cmp.Or(m.ResetAdvised, before.ResetAdvised),
+		RowRemap:     cmp.Or(m.RowRemap, before.RowRemap),
 	}
 }
 
-// resetSince says whether the GPU was reset after the marks before were read.
+// resetSince reports whether the GPU was reset after the marks before were read.
 func (m Marks) resetSince(before Marks) bool {
 	return m.Binding != before.Binding && m.Binding != 0 && before.Binding != 0 ||
-		m.ResetAdvised == notWaiting && before.ResetAdvised == waiting || m.RowRemap == notWaiting && before.RowRemap == waiting
+		m.ResetAdvised == notWaiting && before.ResetAdvised == waiting ||
+		m.RowRemap == notWaiting && before.RowRemap == waiting
 }
 
-// finding is one thing that is wrong with a unit.
+// finding is one fault of a unit.
 type finding struct {
 	cause sharing.HealthCause
-	// text stays the same while the fault does: if it changed with every reading, each
+	// text stays the same while the fault lasts: if it changed with every reading, each reading
 	// would look like a new fault.
 	text string
-	// xid is the XID that was reported; 0 for none.
+	// xid is the reported XID; 0 for none.
 	xid uint64
-	// todo is what an operator does about it; "" where only its end is to be waited for.
+	// todo is what an operator can do about it; empty if the only remedy is to wait.
 	todo string
 }
 
-// advice is what a driver asks to do with a GPU, and what an operator does then; the zero value
-// means that it asks for nothing.
+// advice is what a driver asks to do with a GPU, and what an operator should do then. The zero
+// value means that it asks for nothing.
 type advice struct {
 	asks, todo string
-	// harmless says that the GPU may get new work meanwhile.
+	// harmless is true if the GPU may get new work meanwhile.
 	harmless bool
 }
 
-// adviceOf is the advice of a recovery action. What an action means that nvml.h does not have is
-// not guessed: the GPU gets no new work.
+// adviceOf returns the advice for a recovery action. It does not guess the meaning of an action
+// that nvml.h does not have: the GPU then gets no new work.
 func adviceOf(action uint32) advice {
 	switch action {
 	case RecoverNone:
@@ -288,37 +303,44 @@ func adviceOf(action uint32) advice {
 	case RecoverSystemReboot:
 		return advice{asks: "a reboot of the system", todo: "drain the node and reboot the whole system"}
 	}
-	return advice{asks: fmt.Sprintf("recovery action %d", action), todo: "look up nvmlDeviceGpuRecoveryAction_t of this driver's nvml.h"}
+	return advice{
+		asks: fmt.Sprintf("recovery action %d", action),
+		todo: "look up nvmlDeviceGpuRecoveryAction_t of this driver's nvml.h",
+	}
 }
 
-// lostFinding is for a GPU that no longer answers, or that the driver no longer
-// lists.
+// lostFinding is the finding for a GPU that no longer answers or that the driver no longer lists.
 func lostFinding() finding { return finding{cause: sharing.CauseLost, text: "lost"} }
 
-// notReadFinding is for what may be there but was not found.
+// notReadFinding is the finding for a GPU or partition that may exist but was not found.
 func notReadFinding() finding { return finding{cause: sharing.CauseProbe, text: "cannot be read"} }
 
 func unreadableFinding(err error) finding {
 	return finding{cause: sharing.CauseProbe, text: "cannot be read: " + cause(err)}
 }
 
-// classify says what an event reports about the unit that it names, and which action
-// follows. An event that says nothing about the health of the hardware is ignored.
+// classify returns what an event reports about its unit, and the action that follows. It ignores an
+// event that is not about the health of the hardware.
 func classify(e Event, rules sharing.HealthRules) (finding, sharing.ErrorAction) {
 	switch {
 	case e.Type&EventXIDCritical != 0:
-		return finding{cause: sharing.CauseXID, text: "XID " + strconv.FormatUint(e.Data, 10), xid: e.Data}, rules.XID(e.Data)
+		return finding{
+			cause: sharing.CauseXID,
+			text:  "XID " + strconv.FormatUint(e.Data, 10),
+			xid:   e.Data,
+		}, rules.XID(e.Data)
 	case e.Type&EventDoubleBitECC != 0:
 		return finding{cause: sharing.CauseECC, text: "double-bit ECC error"}, rules.DoubleBitECC
 	case e.Type&EventGPUUnavailable != 0:
-		// As XID 154, it goes with what the driver advises.
-		return finding{cause: sharing.CauseLost, text: "the driver reports it as unavailable"}, rules.XID(sharing.RecoveryActionChanged)
+		// As with XID 154, what follows depends on the driver's advice.
+		return finding{cause: sharing.CauseLost, text: "the driver reports it as unavailable"},
+			rules.XID(sharing.RecoveryActionChanged)
 	}
 	return finding{}, sharing.IgnoreError
 }
 
-// appendNew appends those that the list does not name yet to a copy of it. What an
-// earlier run kept and the GPU reports again is the same matter, whatever its cause.
+// appendNew returns a copy of the list with the findings whose text it does not have yet. An error
+// that an earlier run stored and that the GPU reports again is the same error, whatever its cause.
 func appendNew(list []finding, more ...finding) []finding {
 	list = slices.Clone(list)
 	for _, f := range more {

@@ -14,15 +14,15 @@ import (
 type Call struct {
 	// Method is the method's name in Library, for example "DeviceGetUUID".
 	Method string
-	// Arguments are the method's, in their order and with their types.
+	// Arguments are the method's arguments, in order and with their types.
 	Arguments []any
-	// Answer is the type of what the method returns beside its error; nil for
-	// methods that return an error only.
+	// Answer is the type of the method's result besides the error; nil for methods that return only
+	// an error.
 	Answer reflect.Type
 }
 
-// String names the call for an error message: the method, with the arguments
-// that say more than a handle does, for example "DeviceGetNvLinkState(3)".
+// String names the call for an error message: the method, with the arguments that tell more than a
+// handle does, for example "DeviceGetNvLinkState(3)".
 func (c Call) String() string {
 	var telling []string
 	for _, argument := range c.Arguments {
@@ -37,25 +37,28 @@ func (c Call) String() string {
 	return c.Method + "(" + strings.Join(telling, ", ") + ")"
 }
 
-// Interceptor stands between the program and a Library. It makes the call with
-// do, at most once and from any goroutine, or answers in its place. What it
-// returns is of the call's Answer type; nil stands for the zero value. It may
-// be called from several goroutines at once.
+// Interceptor is called in place of a Library's methods. It makes the call with do, at most once
+// and from any goroutine, or returns an answer of its own. Its result must have the call's Answer
+// type; nil means the zero value. It may be called from several goroutines at once.
 type Interceptor func(call Call, do func() (any, error)) (any, error)
 
-// Intercept returns a library of which the calls of these methods, or of all where none is
-// named, go through the interceptor. lib may be nil if the interceptor never calls do.
+// Intercept returns a library that routes calls of these methods, or of all methods if none is
+// named, through the interceptor. lib may be nil if the interceptor never calls do.
 func Intercept(lib Library, interceptor Interceptor, methods ...string) Library {
-	return &intercepted{lib: lib, interceptor: interceptor, methods: methods}
+	return &intercepted{
+		lib:         lib,
+		interceptor: interceptor,
+		methods:     methods,
+	}
 }
 
 // intercepted routes all methods of Library through invoke.
 type intercepted struct {
 	lib         Library
 	interceptor Interceptor
-	// methods are those that are intercepted; all when empty.
+	// methods are the intercepted methods; all when empty.
 	methods []string
-	// deadlines is what WithDeadlines intercepts with; nil for anybody else.
+	// deadlines is set by WithDeadlines only; nil for other interceptors.
 	deadlines *deadlines
 }
 
@@ -65,19 +68,23 @@ func invoke[T any](l *intercepted, method string, do func() (any, error), argume
 	if l.passes(method) {
 		answer, err = do()
 	} else {
-		answer, err = l.interceptor(Call{Method: method, Arguments: arguments, Answer: reflect.TypeFor[T]()}, do)
+		answer, err = l.interceptor(Call{
+			Method:    method,
+			Arguments: arguments,
+			Answer:    reflect.TypeFor[T](),
+		}, do)
 	}
 	value, _ := answer.(T)
 	return value, err
 }
 
-// passes says that the interceptor does not want to see the method.
+// passes reports whether calls of the method bypass the interceptor.
 func (l *intercepted) passes(method string) bool {
 	return len(l.methods) > 0 && !slices.Contains(l.methods, method)
 }
 
-// invoke0, invoke1 and invoke2 are for methods with so many arguments. A call that passes
-// makes no objects.
+// invoke0, invoke1 and invoke2 are for methods with that many arguments. A call that bypasses the
+// interceptor allocates nothing.
 func invoke0[T any](l *intercepted, method string, do func(Library) (T, error)) (T, error) {
 	if l.passes(method) {
 		return do(l.lib)
@@ -99,7 +106,7 @@ func invoke2[A, B, T any](l *intercepted, method string, do func(Library, A, B) 
 	return invoke[T](l, method, func() (any, error) { return do(l.lib, a, b) }, a, b)
 }
 
-// invokeOnly is for methods that return an error only.
+// invokeOnly is for methods that return only an error.
 func invokeOnly(l *intercepted, method string, do func() error, arguments ...any) error {
 	if l.passes(method) {
 		return do()
@@ -313,23 +320,33 @@ func (l *intercepted) DeviceSetMigMode(d Device, on bool) (Return, error) {
 }
 
 func (l *intercepted) DeviceGetGpuInstancePossiblePlacements(d Device, profile int) ([]mig.Placement, error) {
-	return invoke2(l, "DeviceGetGpuInstancePossiblePlacements", Library.DeviceGetGpuInstancePossiblePlacements, d, profile)
+	return invoke2(l, "DeviceGetGpuInstancePossiblePlacements", Library.DeviceGetGpuInstancePossiblePlacements, d,
+		profile)
 }
 
 func (l *intercepted) DeviceGetGpuInstances(d Device, profile int) ([]GPUInstance, error) {
 	return invoke2(l, "DeviceGetGpuInstances", Library.DeviceGetGpuInstances, d, profile)
 }
 
-func (l *intercepted) DeviceCreateGpuInstanceWithPlacement(d Device, profile int, at mig.Placement) (GPUInstance, error) {
-	return invoke[GPUInstance](l, "DeviceCreateGpuInstanceWithPlacement", func() (any, error) { return l.lib.DeviceCreateGpuInstanceWithPlacement(d, profile, at) }, d, profile, at)
+func (l *intercepted) DeviceCreateGpuInstanceWithPlacement(
+	d Device,
+	profile int,
+	at mig.Placement,
+) (GPUInstance, error) {
+	return invoke[GPUInstance](l, "DeviceCreateGpuInstanceWithPlacement",
+		func() (any, error) { return l.lib.DeviceCreateGpuInstanceWithPlacement(d, profile, at) }, d, profile, at)
 }
 
 func (l *intercepted) GpuInstanceDestroy(gi GPUInstance) error {
 	return invokeOnly(l, "GpuInstanceDestroy", func() error { return l.lib.GpuInstanceDestroy(gi) }, gi)
 }
 
-func (l *intercepted) GpuInstanceGetComputeInstanceProfileInfo(gi GPUInstance, profile int) (ComputeInstanceProfile, error) {
-	return invoke2(l, "GpuInstanceGetComputeInstanceProfileInfo", Library.GpuInstanceGetComputeInstanceProfileInfo, gi, profile)
+func (l *intercepted) GpuInstanceGetComputeInstanceProfileInfo(
+	gi GPUInstance,
+	profile int,
+) (ComputeInstanceProfile, error) {
+	return invoke2(l, "GpuInstanceGetComputeInstanceProfileInfo", Library.GpuInstanceGetComputeInstanceProfileInfo, gi,
+		profile)
 }
 
 func (l *intercepted) GpuInstanceGetComputeInstances(gi GPUInstance, profile int) ([]ComputeInstance, error) {
@@ -353,7 +370,8 @@ func (l *intercepted) DeviceGetSupportedEventTypes(d Device) (EventTypes, error)
 }
 
 func (l *intercepted) DeviceRegisterEvents(d Device, types EventTypes, set EventSet) error {
-	return invokeOnly(l, "DeviceRegisterEvents", func() error { return l.lib.DeviceRegisterEvents(d, types, set) }, d, types, set)
+	return invokeOnly(l, "DeviceRegisterEvents", func() error { return l.lib.DeviceRegisterEvents(d, types, set) }, d,
+		types, set)
 }
 
 func (l *intercepted) EventSetWait(set EventSet, timeout time.Duration) (Event, error) {

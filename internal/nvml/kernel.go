@@ -11,20 +11,21 @@ import (
 	"time"
 )
 
-// Kernel is what the machine's kernel tells of the driver, beside NVML. A Node's Watch calls each method from one goroutine
-// at a time.
+// Kernel reads what the machine's kernel, rather than NVML, knows about the driver. A Node's Watch
+// calls each method from one goroutine at a time.
 type Kernel interface {
-	// Bound are the PCI addresses of the GPUs that the kernel's driver has taken, and that NVML should list to this
-	// process, as NVML writes them: "00000000:3B:00.0".
+	// Bound returns the PCI addresses of the GPUs that are bound to the kernel driver and that NVML
+	// should list to this process, as NVML writes them: "00000000:3B:00.0".
 	Bound() ([]string, error)
-	// OpenControl opens the driver's control node, which every use of a GPU begins with, and closes it.
+	// OpenControl opens and closes the driver's control node, which every use of a GPU opens first.
 	OpenControl() error
 }
 
-// Unlisted says which GPUs the kernel's driver has taken and NVML does not list, for people; empty for none.
+// Unlisted names, for people, the GPUs that are bound to the kernel driver but that NVML does not
+// list; empty if there are none.
 func (n *Node) Unlisted() string { return n.current.Load().unlisted }
 
-// compare adds to a scan, in which so many GPUs were listed, what the kernel says.
+// compare adds the kernel's data to a scan in which NVML listed that many GPUs.
 func (p *poller) compare(scanned *scanResult, listed int) {
 	if p.options.Kernel == nil || scanned.err != nil {
 		return
@@ -36,10 +37,12 @@ func (p *poller) compare(scanned *scanResult, listed int) {
 			p.log.Warn("GPUs that the driver does not list are not noticed", "error", err)
 		}
 	}
-	scanned.compared, scanned.listed, scanned.bound = err == nil, listed, bound
+	scanned.compared = err == nil
+	scanned.listed = listed
+	scanned.bound = bound
 }
 
-// unlistedText says which of the bound GPUs are not listed.
+// unlistedText names the bound GPUs that are not listed.
 func (t *tracker) unlistedText(scanned scanResult) string {
 	if len(scanned.bound) <= scanned.listed {
 		return ""
@@ -51,21 +54,24 @@ func (t *tracker) unlistedText(scanned scanResult) string {
 		}
 	}
 	which := "without "
-	if len(missing) > len(scanned.bound)-scanned.listed { // A listed one has never been read.
+	if len(missing) > len(scanned.bound)-scanned.listed { // Some listed GPU has never been read.
 		which = "without some of "
 	}
-	return fmt.Sprintf("the driver lists %d of the %d GPUs that it is bound to, %s%s", scanned.listed, len(scanned.bound), which, strings.Join(missing, ", "))
+	return fmt.Sprintf("the driver lists %d of the %d GPUs that it is bound to, %s%s", scanned.listed,
+		len(scanned.bound), which, strings.Join(missing, ", "))
 }
 
-// errNoNodes says that a new container is needed.
-var errNoNodes = errors.New("this container cannot open the driver's control node: it has lost its device nodes, as after systemctl daemon-reload, or was never given any; a new one is needed")
+// errNoNodes means that a new container is needed.
+var errNoNodes = errors.New(
+	"this container cannot open the driver's control node: it has lost its device nodes, as after systemctl " +
+		"daemon-reload, or was never given any; a new one is needed")
 
-// controlLimit is how long the control node may take to open.
+// controlLimit is how long opening the control node may take.
 const controlLimit = 5 * time.Second
 
-// nodesLost returns errNoNodes, with the reason, where the control node is not there or may not be opened. A driver that
-// is not loaded, or does not answer, is no reason for another container, and in a pause the node is left alone: to open
-// it may load the driver.
+// nodesLost returns errNoNodes, with the reason, if the control node is missing or may not be
+// opened. A driver that is not loaded or does not answer does not require another container. During
+// a pause the node is not opened, because that may load the driver.
 func (p *poller) nodesLost(ctx context.Context) error {
 	if p.options.Kernel == nil || p.Closed() {
 		return nil
@@ -76,7 +82,7 @@ func (p *poller) nodesLost(ctx context.Context) error {
 		p.opening = answer
 		go func() { answer <- p.options.Kernel.OpenControl() }()
 	} else {
-		limit = 0 // It has been waited for.
+		limit = 0 // An earlier call has already waited for it.
 	}
 	select {
 	case err := <-p.opening:
@@ -90,11 +96,12 @@ func (p *poller) nodesLost(ctx context.Context) error {
 	return nil
 }
 
-// nothingWorks says that the scan found GPUs and that none of them answers.
+// nothingWorks reports whether the scan found GPUs and none of them answers.
 func (s scanResult) nothingWorks() bool {
 	answers := func(r reading) bool { return !r.dead }
 	if slices.ContainsFunc(s.readings, answers) || len(s.pending) > len(s.refused) {
 		return false
 	}
-	return len(s.readings)+len(s.unreadable)+len(s.refused) > 0 || s.uncertain || s.lostThere || s.compared && s.listed == 0 && len(s.bound) > 0
+	return len(s.readings)+len(s.unreadable)+len(s.refused) > 0 || s.uncertain || s.lostThere ||
+		s.compared && s.listed == 0 && len(s.bound) > 0
 }

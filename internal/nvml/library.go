@@ -10,23 +10,24 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Library is the part of NVML that Virgate uses, one method a call, named as in
-// NVML's header. Calls come from several goroutines at once: one for each GPU
-// that is being read, one that waits for events, and one for the rest.
+// Library is the part of NVML that Virgate uses: one method for each call, named as in NVML's
+// header. Calls come from several goroutines at once: one for each GPU that is being read, one that
+// waits for events, and one for the rest.
 //
-// Every method returns one value and an error, or an error only. A failing method
-// returns an *Error with its name and NVML's return code, NotSupported for what a
-// back-end cannot do.
+// Every method returns one value and an error, or only an error. A failed method returns an *Error
+// with its name and NVML's return code: NotSupported for calls that a back-end does not support.
 type Library interface {
 	Init() error
 	Shutdown() error
 	SystemGetDriverVersion() (string, error)
-	// SystemGetCudaDriverVersion is the newest CUDA that the driver runs: 12080 for 12.8.
+	// SystemGetCudaDriverVersion returns the newest CUDA version that the driver supports: 12080
+	// for 12.8.
 	SystemGetCudaDriverVersion() (int, error)
-	// SystemGetConfComputeState says whether confidential computing is on, for all GPUs of the machine.
+	// SystemGetConfComputeState reports whether confidential computing is on, for all GPUs of the
+	// machine.
 	SystemGetConfComputeState() (bool, error)
-	// SystemGetConfComputeGpusReadyState is ConfComputeReady when the GPUs accept work, which nobody
-	// but an operator's program says: with confidential computing CUDA fails until then.
+	// SystemGetConfComputeGpusReadyState returns ConfComputeReady when the GPUs accept work. Only
+	// an operator's program sets that state: with confidential computing CUDA fails until then.
 	SystemGetConfComputeGpusReadyState() (uint32, error)
 
 	DeviceGetCount() (int, error)
@@ -34,143 +35,142 @@ type Library interface {
 	DeviceGetUUID(Device) (string, error)
 	DeviceGetMinorNumber(Device) (int, error)
 	DeviceGetPciInfo(Device) (PCIInfo, error)
-	// DeviceGetName is the product name. For a MIG device the driver appends
-	// " MIG " and the profile.
+	// DeviceGetName returns the product name. For a MIG device the driver appends " MIG " and the
+	// profile.
 	DeviceGetName(Device) (string, error)
 	DeviceGetMemoryInfo(Device) (MemoryInfo, error)
 	DeviceGetArchitecture(Device) (Architecture, error)
 	DeviceGetBrand(Device) (Brand, error)
 	DeviceGetCudaComputeCapability(Device) (ComputeCapability, error)
-	// DeviceGetNumaNodeId is the NUMA node next to the GPU, -1 for none. NVML's call
-	// of that name is about GPUs that are a node themselves; this one is read from
+	// DeviceGetNumaNodeId returns the NUMA node closest to the GPU, -1 for none. It is not NVML's
+	// call of that name, which is about GPUs that are nodes themselves. The value is read from
 	// sysfs by the PCI bus ID.
 	DeviceGetNumaNodeId(Device) (int, error)
-	// DeviceGetTemperature is the core temperature in degrees Celsius.
+	// DeviceGetTemperature returns the core temperature in degrees Celsius.
 	DeviceGetTemperature(Device) (int, error)
-	// DeviceGetTemperatureThreshold is a temperature that the board has set, such as
-	// TemperatureSlowdown. Drivers are to lose it for GPUs from Ada on (nvml.h).
+	// DeviceGetTemperatureThreshold returns a temperature threshold of the GPU, such as
+	// TemperatureSlowdown. Drivers are to drop it for GPUs from Ada on (nvml.h).
 	DeviceGetTemperatureThreshold(d Device, threshold int) (int, error)
-	// DeviceGetMarginTemperature is how many degrees the GPU may still become hotter, below 0
-	// when it is slowed down. The field SlowdownMargin says how far below 0 the hardware does that.
-	// Older GPUs and drivers do not have it.
+	// DeviceGetMarginTemperature returns by how many degrees the GPU may still heat up; it is below
+	// 0 when the GPU is slowed down. The field SlowdownMargin tells how far below 0 the hardware
+	// does that. Older GPUs and drivers do not support it.
 	DeviceGetMarginTemperature(Device) (int, error)
 	DeviceGetComputeRunningProcesses(Device) ([]Process, error)
 	DeviceGetGraphicsRunningProcesses(Device) ([]Process, error)
-	// DeviceGetMPSComputeRunningProcesses are the clients of an MPS server.
+	// DeviceGetMPSComputeRunningProcesses returns the clients of an MPS server.
 	DeviceGetMPSComputeRunningProcesses(Device) ([]Process, error)
 	// DeviceGetFieldValues reads one field, such as RecoveryAction.
 	DeviceGetFieldValues(d Device, field int) (uint32, error)
-	// DeviceGetRemappedRows is NotSupported on GPUs that replace no memory
-	// rows, which are those before Ampere.
+	// DeviceGetRemappedRows returns NotSupported on GPUs that do not replace memory rows, which are
+	// those before Ampere.
 	DeviceGetRemappedRows(Device) (RemappedRows, error)
-	// DeviceGetMemoryErrorCounter is how many errors that ECC has found were counted. It is
-	// NotSupported where ECC is off, for memory that the GPU does not count, and with MIG
-	// enabled for what is counted since the driver was loaded (nvml.h).
+	// DeviceGetMemoryErrorCounter returns a count of the errors that ECC has found. It returns
+	// NotSupported if ECC is off, for memory whose errors the GPU does not count, and with MIG
+	// enabled for the counts since the driver was loaded (nvml.h).
 	DeviceGetMemoryErrorCounter(Device, MemoryErrorCounter) (uint64, error)
-	// DeviceGetRetiredPagesPendingStatus says whether memory pages wait for a reset
-	// to be retired. It is NotSupported on GPUs that replace rows instead.
+	// DeviceGetRetiredPagesPendingStatus reports whether memory pages wait for a reset to be
+	// retired. It returns NotSupported on GPUs that replace rows instead.
 	DeviceGetRetiredPagesPendingStatus(Device) (bool, error)
 
-	// The next say how busy a device is. The first two are NotSupported on a GPU with MIG
-	// enabled (nvml.h), and all on a MIG device: clocks and power are the GPU's.
+	// The next methods return how busy a device is. The first two return NotSupported on a GPU with
+	// MIG enabled (nvml.h), and all do on a MIG device: clocks and power are the GPU's.
 
-	// DeviceGetUtilizationRates is how busy the GPU was in the driver's last
-	// sample period, of between a sixth of a second and a second.
+	// DeviceGetUtilizationRates returns how busy the GPU was in the driver's last sample period,
+	// which lasts between a sixth of a second and a second.
 	DeviceGetUtilizationRates(Device) (Utilization, error)
-	// DeviceGetProcessUtilization returns the samples taken after lastSeen, the
-	// latest Time of an earlier call, or all that the driver has kept for 0. There
-	// is none of a process that did nothing in the sample period. NotFound says
-	// that there is none at all, and is no failure.
+	// DeviceGetProcessUtilization returns the samples taken after lastSeen, the latest Time of an
+	// earlier call, or all samples that the driver has kept if lastSeen is 0. A process that did
+	// nothing in the sample period has no sample. NotFound means that there are no samples at all;
+	// it is not a failure.
 	DeviceGetProcessUtilization(d Device, lastSeen uint64) ([]ProcessSample, error)
-	// DeviceGetCurrentClocksEventReasons says why the clocks are not higher.
+	// DeviceGetCurrentClocksEventReasons returns the reasons why the clocks are not higher.
 	DeviceGetCurrentClocksEventReasons(Device) (ClockReasons, error)
-	// DeviceGetPowerUsage is in milliwatts, with the memory: the mean of a second, or on
-	// GA100 and before Ampere that of the moment.
+	// DeviceGetPowerUsage returns milliwatts, including the memory: the mean of a second, or the
+	// current value on GA100 and before Ampere.
 	DeviceGetPowerUsage(Device) (int, error)
-	// DeviceGetTotalEnergyConsumption is in millijoules since the driver was loaded. It is
+	// DeviceGetTotalEnergyConsumption returns millijoules since the driver was loaded. It returns
 	// NotSupported before Volta.
 	DeviceGetTotalEnergyConsumption(Device) (uint64, error)
 
-	// DeviceGetTopologyCommonAncestor says how close two GPUs are on the bus.
+	// DeviceGetTopologyCommonAncestor returns how close two GPUs are on the bus.
 	DeviceGetTopologyCommonAncestor(a, b Device) (TopologyLevel, error)
-	// DeviceGetNvLinkState says whether a link, counted from 0, is active. A
-	// GPU without NVLink answers NotSupported; InvalidArgument is the end.
+	// DeviceGetNvLinkState reports whether a link, counted from 0, is active. It returns
+	// NotSupported on a GPU without NVLink, and InvalidArgument after the last link.
 	DeviceGetNvLinkState(d Device, link int) (bool, error)
-	// DeviceGetNvLinkRemotePciInfo is what is at the link's other end: a GPU
-	// or a switch.
+	// DeviceGetNvLinkRemotePciInfo returns the device at the link's other end: a GPU or a switch.
 	DeviceGetNvLinkRemotePciInfo(d Device, link int) (PCIInfo, error)
 
-	// DeviceGetGpuFabricInfo is NVML's DeviceGetGpuFabricInfoV in the newest version that the driver
-	// has, or its predecessor. It is NotSupported on GPUs before Hopper.
+	// DeviceGetGpuFabricInfo is NVML's DeviceGetGpuFabricInfoV in the newest version that the
+	// driver has, or its predecessor. It returns NotSupported on GPUs before Hopper.
 	DeviceGetGpuFabricInfo(Device) (FabricInfo, error)
 
-	// DeviceGetVirtualizationMode says how a virtual machine has the GPU, if one has it.
+	// DeviceGetVirtualizationMode returns how a virtual machine has the GPU, if one has it.
 	DeviceGetVirtualizationMode(Device) (VirtualizationMode, error)
-	// DeviceGetComputeMode and DeviceSetComputeMode are for a GPU without MIG; setting takes
-	// root, and answers NoPermission without.
+	// DeviceGetComputeMode and DeviceSetComputeMode are for a GPU without MIG. Setting the mode
+	// requires root, and returns NoPermission otherwise.
 	DeviceGetComputeMode(Device) (ComputeMode, error)
 	DeviceSetComputeMode(d Device, mode ComputeMode) error
 	DeviceGetMigMode(Device) (MIGMode, error)
 	DeviceGetMaxMigDeviceCount(Device) (int, error)
-	// DeviceGetMigDeviceHandleByIndex returns NotFound where there is no device:
-	// indices have holes, up to the maximum.
+	// DeviceGetMigDeviceHandleByIndex returns NotFound if there is no device at the index: indices
+	// have holes, up to the maximum.
 	DeviceGetMigDeviceHandleByIndex(parent Device, index int) (Device, error)
 	DeviceGetGpuInstanceId(mig Device) (int, error)
 	DeviceGetComputeInstanceId(mig Device) (int, error)
-	// DeviceGetAttributes is NotSupported for a GPU.
+	// DeviceGetAttributes returns NotSupported for a GPU.
 	DeviceGetAttributes(mig Device) (Attributes, error)
 	DeviceGetGpuInstanceById(parent Device, id int) (GPUInstance, error)
 	GpuInstanceGetInfo(GPUInstance) (GPUInstanceInfo, error)
-	// DeviceGetGpuInstanceProfileInfo takes NVML's enumeration 0, 1, …, not the
-	// published profile ID; InvalidArgument is its end, NotSupported a hole.
+	// DeviceGetGpuInstanceProfileInfo expects an index in NVML's enumeration 0, 1, …, not a
+	// published profile ID. It returns InvalidArgument at the end, and NotSupported for a hole.
 	DeviceGetGpuInstanceProfileInfo(d Device, profile int) (GPUInstanceProfile, error)
-	// GpuInstanceGetComputeInstanceById and ComputeInstanceGetInfo together say
-	// how many of its GPU instance's slices a MIG device computes on.
+	// GpuInstanceGetComputeInstanceById and ComputeInstanceGetInfo together tell on how many of its
+	// GPU instance's slices a MIG device computes.
 	GpuInstanceGetComputeInstanceById(gi GPUInstance, id int) (ComputeInstance, error)
 	ComputeInstanceGetInfo(ComputeInstance) (ComputeInstanceInfo, error)
 
-	// The rest of MIG lists exactly how a GPU is partitioned, and changes it. All of
-	// it needs root or MIG's capability files (NVIDIA MIG User Guide, "Device Nodes
-	// and Capabilities"), and answers NoPermission without. A profile is a published
-	// profile ID here, as in GPUInstanceProfile.ID, unless a method says otherwise.
+	// The other MIG methods list exactly how a GPU is partitioned, and change it. They require root
+	// or MIG's capability files (NVIDIA MIG User Guide, "Device Nodes and Capabilities"), and
+	// return NoPermission otherwise. A profile is a published profile ID here, as in
+	// GPUInstanceProfile.ID, unless a method's comment states otherwise.
 
-	// DeviceSetMigMode makes the mode the pending one and tries to activate it.
-	// activation is Success or the reason why that is not possible now, such as
-	// InUse or ResetRequired; err is about the call. Check both.
+	// DeviceSetMigMode makes the mode the pending one and tries to activate it. activation is
+	// Success, or the reason why the driver cannot activate it now, such as InUse or ResetRequired;
+	// err is the error of the call itself. Check both.
 	DeviceSetMigMode(d Device, on bool) (activation Return, err error)
-	// DeviceGetGpuInstancePossiblePlacements does not depend on the mode or on
-	// what is on the GPU.
+	// DeviceGetGpuInstancePossiblePlacements depends neither on the mode nor on the instances on
+	// the GPU.
 	DeviceGetGpuInstancePossiblePlacements(d Device, profile int) ([]mig.Placement, error)
-	// DeviceGetGpuInstances also returns those without a compute instance, which are
-	// no MIG devices but take their slots.
+	// DeviceGetGpuInstances also returns instances without a compute instance, which are not MIG
+	// devices but occupy their slots.
 	DeviceGetGpuInstances(d Device, profile int) ([]GPUInstance, error)
-	// DeviceCreateGpuInstanceWithPlacement answers InsufficientResources both
-	// where there is no room and where the slots are taken.
+	// DeviceCreateGpuInstanceWithPlacement returns InsufficientResources both if there is no room
+	// and if the slots are occupied.
 	DeviceCreateGpuInstanceWithPlacement(d Device, profile int, at mig.Placement) (GPUInstance, error)
-	// GpuInstanceDestroy answers InUse while there are compute instances or
-	// processes, and for a moment after the last one went.
+	// GpuInstanceDestroy returns InUse while there are compute instances or processes, and for a
+	// moment after the last one has gone.
 	GpuInstanceDestroy(GPUInstance) error
-	// GpuInstanceGetComputeInstanceProfileInfo takes the enumeration 0, 1, …;
-	// InvalidArgument is the end, NotSupported a hole. The engines are shared, which
-	// is the only kind that NVML has.
+	// GpuInstanceGetComputeInstanceProfileInfo expects an index in the enumeration 0, 1, …. It
+	// returns InvalidArgument at the end, and NotSupported for a hole. The engines are shared,
+	// which is the only kind that NVML has.
 	GpuInstanceGetComputeInstanceProfileInfo(gi GPUInstance, profile int) (ComputeInstanceProfile, error)
-	// GpuInstanceGetComputeInstances and GpuInstanceCreateComputeInstance take a
+	// GpuInstanceGetComputeInstances and GpuInstanceCreateComputeInstance expect a
 	// ComputeInstanceProfile.ID.
 	GpuInstanceGetComputeInstances(gi GPUInstance, profile int) ([]ComputeInstance, error)
 	GpuInstanceCreateComputeInstance(gi GPUInstance, profile int) (ComputeInstance, error)
-	// ComputeInstanceDestroy answers InUse while processes run on it.
+	// ComputeInstanceDestroy returns InUse while processes run on the instance.
 	ComputeInstanceDestroy(ComputeInstance) error
 
 	EventSetCreate() (EventSet, error)
 	DeviceGetSupportedEventTypes(Device) (EventTypes, error)
 	DeviceRegisterEvents(Device, EventTypes, EventSet) error
-	// EventSetWait blocks for at most timeout and then returns Timeout.
+	// EventSetWait blocks for at most timeout, and then returns Timeout.
 	EventSetWait(set EventSet, timeout time.Duration) (Event, error)
 	EventSetFree(EventSet) error
 }
 
-// Device, GPUInstance, ComputeInstance and EventSet are the back-end's handles:
-// opaque, comparable, and valid until Shutdown or until what they stand for goes.
+// Device, GPUInstance, ComputeInstance and EventSet are the back-end's handles. They are opaque and
+// comparable, and are valid until Shutdown or until their object is gone.
 type (
 	Device          uint64
 	GPUInstance     uint64
@@ -178,40 +178,41 @@ type (
 	EventSet        uint64
 )
 
-// PCIInfo is where a GPU sits.
+// PCIInfo is a GPU's place on the PCI bus.
 type PCIInfo struct {
 	// BusID is domain:bus:device.function, for example "00000000:3B:00.0".
 	BusID string
 	// DeviceID is the PCI device ID in the upper and the vendor ID in the lower
 	// 16 bits, for example 0x20B010DE.
 	DeviceID uint32
-	// SubsystemID likewise; 0 when unknown.
+	// SubsystemID has the same format; 0 if unknown.
 	SubsystemID uint32
-	// Class is the kernel's, 0x030200 for a GPU without a display; 0 when unknown.
+	// Class is the kernel's device class, 0x030200 for a GPU without a display; 0 if unknown.
 	Class uint32 `json:",omitempty"`
-	// Binding tells one binding of the kernel's driver to the GPU from every other since the
-	// machine was booted: loading the driver, or taking the GPU off the bus, makes another one.
-	// It is the kernel's and not NVML's; 0 when unknown.
+	// Binding distinguishes one binding of the kernel driver to the GPU from every other since the
+	// machine was booted: loading the driver, or removing the GPU from the bus, makes a new one. It
+	// comes from the kernel, not from NVML; 0 if unknown.
 	Binding uint64 `json:",omitempty"`
 }
 
-// Attributes say what a MIG device has of its GPU.
+// Attributes are a MIG device's share of its GPU.
 type Attributes = sharing.PartitionAttributes
 
-// FabricInfo is a GPU's place in a fabric of NVLinks: of NVSwitches, or between machines.
+// FabricInfo is a GPU's place in a fabric of NVLinks, either of NVSwitches or between machines.
 type FabricInfo struct {
-	// Cluster is a UUID in text, with Clique a number in it.
+	// Cluster is a UUID as text, and Clique is a number in the cluster.
 	Cluster string
 	Clique  uint32
-	// State is how far the GPU is in joining it, such as FabricCompleted, and Status how that ended.
+	// State is the GPU's progress in joining the fabric, such as FabricCompleted, and Status is the
+	// result.
 	State  int
 	Status Return
-	// HealthMask and HealthSummary, such as FabricUnhealthy, are 0 for older drivers.
+	// HealthMask and HealthSummary, such as FabricUnhealthy, are 0 with older drivers.
 	HealthMask    uint32 `json:",omitempty"`
 	HealthSummary int    `json:",omitempty"`
 }
 
-// Registered says that the GPU has joined the fabric, so that its place is known.
+// Registered reports whether the GPU has joined the fabric, so that its place is known.
 func (f FabricInfo) Registered() bool { return f.State == FabricCompleted && f.Status == Success }
 
 // The states of FabricInfo (nvml.h, NVML_GPU_FABRIC_STATE_*).
@@ -236,28 +237,27 @@ const (
 	ConfComputeReady    uint32 = 1
 )
 
-// ComputeCapability is CUDA's, for example 9.0.
+// ComputeCapability is the GPU's CUDA compute capability, for example 9.0.
 type ComputeCapability struct{ Major, Minor int }
 
-// VirtualizationMode is NVML's (nvml.h, nvmlGpuVirtualizationMode_t); 0 for a GPU that no
+// VirtualizationMode is NVML's mode (nvml.h, nvmlGpuVirtualizationMode_t); 0 for a GPU that no
 // virtual machine has.
 type VirtualizationMode int
 
-// Passthrough says that a virtual machine has the GPU, and cannot reset it.
+// Passthrough means that the GPU is passed through to a virtual machine, which cannot reset it.
 const Passthrough VirtualizationMode = 1
 
-// ComputeMode is NVML's (nvml.h, nvmlComputeMode_t).
+// ComputeMode is NVML's compute mode (nvml.h, nvmlComputeMode_t).
 type ComputeMode int
 
-// The modes that drivers have.
+// The compute modes that drivers have.
 const (
 	ComputeDefault          ComputeMode = 0
 	ComputeProhibited       ComputeMode = 2
 	ComputeExclusiveProcess ComputeMode = 3
 )
 
-// MIGMode says whether MIG is enabled now, and whether it will be after the next
-// reset of the GPU.
+// MIGMode is whether MIG is enabled now, and whether it will be after the next reset of the GPU.
 type MIGMode struct{ Current, Pending bool }
 
 // MemoryInfo is in bytes.
@@ -266,18 +266,17 @@ type MemoryInfo struct{ Total, Free, Used uint64 }
 // Process is a host process that uses a device.
 type Process struct {
 	PID int
-	// Memory is in bytes; MemoryUnknown when the driver cannot tell.
+	// Memory is in bytes; MemoryUnknown if the driver cannot tell.
 	Memory uint64
 }
 
-// MemoryUnknown is what NVML reports for memory that it cannot tell (all ones).
+// MemoryUnknown is NVML's value for unknown memory (all ones).
 const MemoryUnknown = ^uint64(0)
 
-// GPUInstanceInfo says what a GPU instance is and where it lies.
+// GPUInstanceInfo is a GPU instance's profile and placement.
 type GPUInstanceInfo struct {
 	ID int
-	// ProfileID is the published ID (nvidia-smi mig -lgip), the ID of a
-	// GPUInstanceProfile.
+	// ProfileID is the published ID (nvidia-smi mig -lgip), which is a GPUInstanceProfile's ID.
 	ProfileID int
 	// Start and Size are in memory slots.
 	Start, Size int
@@ -289,17 +288,16 @@ type GPUInstanceProfile struct {
 	ID int
 	// Slices is the number of compute slices, the G of "Gg.Mgb".
 	Slices int
-	// Instances is how many of them fit on an empty GPU.
+	// Instances is how many instances of this profile fit on an empty GPU.
 	Instances int
-	// MemoryMB is the memory of one in MiB.
+	// MemoryMB is the memory of one instance in MiB.
 	MemoryMB uint64
 	Engines  mig.Engines
-	// Name is the driver's, for example "1g.5gb+me"; empty on drivers that have no
-	// names.
+	// Name is the driver's name, for example "1g.5gb+me"; empty with drivers that have no names.
 	Name string
 }
 
-// ComputeInstanceInfo says what a compute instance is.
+// ComputeInstanceInfo describes a compute instance.
 type ComputeInstanceInfo struct {
 	ID int
 	// Slices is the number of compute slices, the C of "Cc.Gg.Mgb".
@@ -309,15 +307,14 @@ type ComputeInstanceInfo struct {
 // EventTypes is a set of NVML event types.
 type EventTypes uint64
 
-// The event types that say something of a GPU's health (nvml.h,
-// nvmlEventType*). Virgate registers for all but single-bit errors, which the
-// GPU corrects by itself.
+// The event types that concern a GPU's health (nvml.h, nvmlEventType*). Virgate registers for all
+// except single-bit errors, which the GPU corrects by itself.
 const (
 	EventSingleBitECC EventTypes = 1 << 0
 	EventDoubleBitECC EventTypes = 1 << 1
 	EventXIDCritical  EventTypes = 1 << 3
-	// EventGPUUnavailable and EventRecoveryAction say no more than their names: what the driver
-	// advises has to be read.
+	// EventGPUUnavailable and EventRecoveryAction have no details: the driver's advice has to be
+	// read.
 	EventGPUUnavailable EventTypes = 1 << 14
 	EventRecoveryAction EventTypes = 1 << 15
 )
@@ -328,47 +325,45 @@ type Event struct {
 	Type   EventTypes
 	// Data is the XID for EventXIDCritical.
 	Data uint64
-	// GI and CI name the partition, or are WholeGPU.
+	// GI and CI identify the partition, or are WholeGPU.
 	GI, CI uint32
 }
 
-// WholeGPU in Event.GI and Event.CI says that no single partition is meant.
+// WholeGPU in Event.GI and Event.CI means that the event is not about a single partition.
 const WholeGPU = ^uint32(0)
 
-// ComputeInstanceProfile is a kind of compute instance that a GPU instance can
-// have.
+// ComputeInstanceProfile is a kind of compute instance that a GPU instance can have.
 type ComputeInstanceProfile struct {
 	// ID is the published profile ID (nvidia-smi mig -lcip).
 	ID int
 	// Slices is the number of compute slices, the C of "Cc.Gg.Mgb".
 	Slices int
-	// Instances is how many of them fit into an empty GPU instance.
+	// Instances is how many instances of this profile fit into an empty GPU instance.
 	Instances int
 }
 
 // Utilization is in percent of the sample period.
 type Utilization struct {
-	// GPU is the time in which at least one kernel ran, Memory the time in which
-	// the GPU's memory was read or written.
+	// GPU is the share of time in which at least one kernel ran; Memory is the share in which the
+	// GPU's memory was read or written.
 	GPU, Memory int
 }
 
 // ProcessSample is what a process did in one sample period.
 type ProcessSample struct {
 	PID int
-	// Time is the driver's clock, in microseconds.
+	// Time is a time of the driver's clock, in microseconds.
 	Time uint64
-	// SM is the use of the multiprocessors, Memory that of the bandwidth, both in
+	// SM is the use of the multiprocessors, and Memory is the use of the bandwidth, both in
 	// percent.
 	SM, Memory int
 }
 
-// ClockReasons is a set of NVML's reasons for lower clocks. sharing.ClockReasons has the names
-// of its bits.
+// ClockReasons is a set of NVML's reasons for lower clocks. sharing.ClockReasons has the names of
+// the bits.
 type ClockReasons uint64
 
-// The reasons that take speed from a busy GPU (nvml.h,
-// nvmlClocksEventReasons).
+// The reasons that slow down a busy GPU (nvml.h, nvmlClocksEventReasons).
 const (
 	SoftwarePowerCap        ClockReasons = 0x04
 	HardwareSlowdown        ClockReasons = 0x08
@@ -393,16 +388,23 @@ const (
 	Blackwell Architecture = 10
 )
 
-// String is the lower-case family name, "" for an architecture that is newer
-// than this list.
+// String returns the family name in lower case; empty for an architecture that is newer than this
+// list.
 func (a Architecture) String() string {
 	return map[Architecture]string{
-		Kepler: "kepler", Maxwell: "maxwell", Pascal: "pascal", Volta: "volta", Turing: "turing",
-		Ampere: "ampere", Ada: "ada", Hopper: "hopper", Blackwell: "blackwell",
+		Kepler:    "kepler",
+		Maxwell:   "maxwell",
+		Pascal:    "pascal",
+		Volta:     "volta",
+		Turing:    "turing",
+		Ampere:    "ampere",
+		Ada:       "ada",
+		Hopper:    "hopper",
+		Blackwell: "blackwell",
 	}[a]
 }
 
-// Brand is what NVIDIA sells a GPU as.
+// Brand is the brand under which NVIDIA sells a GPU.
 type Brand int
 
 // The brands that current data center and workstation GPUs have (nvml.h, nvmlBrandType_t).
@@ -411,8 +413,8 @@ const (
 	BrandNVIDIA    Brand = 14
 )
 
-// String is the brand as NVIDIA's DRA driver writes it (go-nvlib, GetBrandAsString); "Unknown" for
-// one that nvml.h does not have.
+// String returns the brand as NVIDIA's DRA driver writes it (go-nvlib, GetBrandAsString); "Unknown"
+// for a brand that nvml.h does not have.
 func (b Brand) String() string {
 	names := []string{
 		"Unknown", "Quadro", "Tesla", "NVS", "Grid", "GeForce", "Titan", "NvidiaVApps", "NvidiaVPC", "NvidiaVCS",
@@ -424,8 +426,8 @@ func (b Brand) String() string {
 	return names[b]
 }
 
-// TopologyLevel is the lowest part of the bus that two GPUs share; a higher level
-// is farther.
+// TopologyLevel is the lowest part of the bus that two GPUs share. A higher level means farther
+// apart.
 type TopologyLevel int
 
 // The levels that NVML's header names (nvml.h, nvmlGpuTopologyLevel_t).
@@ -438,25 +440,29 @@ const (
 	TopologySystem     TopologyLevel = 50
 )
 
-// String is the level in one word, "" for one that is not in this list.
+// String returns the level in one word; empty for a level that is not in this list.
 func (l TopologyLevel) String() string {
 	return map[TopologyLevel]string{
-		TopologyInternal: "internal", TopologySingle: "single", TopologyMultiple: "multiple",
-		TopologyHostBridge: "hostbridge", TopologyNode: "node", TopologySystem: "system",
+		TopologyInternal:   "internal",
+		TopologySingle:     "single",
+		TopologyMultiple:   "multiple",
+		TopologyHostBridge: "hostbridge",
+		TopologyNode:       "node",
+		TopologySystem:     "system",
 	}[l]
 }
 
-// RecoveryAction is the field that says what the driver advises to do with the GPU (nvml.h,
-// NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and nvmlDeviceGpuRecoveryAction_t). Older
-// drivers do not have it.
+// RecoveryAction is the field with the driver's advice on what to do with the GPU (nvml.h,
+// NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and nvmlDeviceGpuRecoveryAction_t). Older drivers do not have
+// it.
 const RecoveryAction = 230
 
 // TemperatureSlowdown is the threshold at which the hardware slows a GPU down (nvml.h,
 // NVML_TEMPERATURE_THRESHOLD_SLOWDOWN).
 const TemperatureSlowdown = 1
 
-// SlowdownMargin is the field with the margin of temperature at which it does, a signed number
-// (nvml.h, NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT).
+// SlowdownMargin is the field with the temperature margin at which the hardware does so, a signed
+// number (nvml.h, NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT).
 const SlowdownMargin = 194
 
 // The values of RecoveryAction (nvml.h; the last two are in the header of R595).
@@ -473,36 +479,36 @@ const (
 
 // RemappedRows is the state of a GPU's spare memory rows.
 type RemappedRows struct {
-	// Correctable and Uncorrectable count the rows that were replaced after
-	// errors of that kind.
+	// Correctable and Uncorrectable count the rows that were replaced after errors of that kind.
 	Correctable, Uncorrectable int
-	// Pending says that a row waits for a reset to be replaced, Failed that one
-	// could not be.
+	// Pending is true if a row waits for a reset to be replaced, Failed if a row could not be
+	// replaced.
 	Pending, Failed bool
 }
 
 // MemoryErrorCounter is one of NVML's counters of memory errors.
 type MemoryErrorCounter struct {
-	// Uncorrected and Aggregate are NVML's nvmlMemoryErrorType_t and nvmlEccCounterType_t:
-	// an aggregate counter is of the GPU's life, the others begin when the driver is loaded.
+	// Uncorrected and Aggregate are NVML's nvmlMemoryErrorType_t and nvmlEccCounterType_t. An
+	// aggregate counter covers the GPU's life; the others start when the driver is loaded.
 	Uncorrected, Aggregate bool
 	// Location is NVML's nvmlMemoryLocation_t.
 	Location int
 }
 
-// The locations of errors that GPUs count from Turing on.
+// The locations whose errors GPUs count from Turing on.
 const (
 	DRAM = 2
 	SRAM = 7
 )
 
-// memoryLocations are the names of nvmlMemoryLocation_t (nvml.h), by number.
-var memoryLocations = [...]string{"l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram"}
+// memoryLocations holds the names of nvmlMemoryLocation_t (nvml.h), by number.
+var memoryLocations = [...]string{
+	"l1_cache", "l2_cache", "dram", "register_file", "texture_memory", "texture_shm", "cbu", "sram",
+}
 
 // Error is a failed NVML call.
 type Error struct {
-	// Call is the method with its interesting argument:
-	// "DeviceGetHandleByIndex(3)".
+	// Call is the method with its telling argument: "DeviceGetHandleByIndex(3)".
 	Call   string `json:"call"`
 	Return Return `json:"return"`
 }
@@ -516,8 +522,8 @@ func (e *Error) Unwrap() error { return e.Return }
 // errors.Is(err, nvml.GPUIsLost) works on an *Error.
 type Return int
 
-// The return codes that somebody here tells apart; returnNames has all that NVML
-// documents. Success is never in an error.
+// The return codes that Virgate distinguishes; returnNames has all codes that NVML documents.
+// Success is never in an error.
 const (
 	Success               Return = 0
 	Uninitialized         Return = 1
@@ -538,15 +544,19 @@ const (
 	Unknown               Return = 999
 )
 
-// returnNames are the names of the codes from 0 on, without "NVML_ERROR_".
+// returnNames holds the names of the codes from 0 on, without "NVML_ERROR_".
 var returnNames = [...]string{
-	"SUCCESS", "UNINITIALIZED", "INVALID_ARGUMENT", "NOT_SUPPORTED", "NO_PERMISSION", "ALREADY_INITIALIZED", "NOT_FOUND", "INSUFFICIENT_SIZE",
-	"INSUFFICIENT_POWER", "DRIVER_NOT_LOADED", "TIMEOUT", "IRQ_ISSUE", "LIBRARY_NOT_FOUND", "FUNCTION_NOT_FOUND", "CORRUPTED_INFOROM", "GPU_IS_LOST",
-	"RESET_REQUIRED", "OPERATING_SYSTEM", "LIB_RM_VERSION_MISMATCH", "IN_USE", "MEMORY", "NO_DATA", "VGPU_ECC_NOT_SUPPORTED", "INSUFFICIENT_RESOURCES",
-	"FREQ_NOT_SUPPORTED", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED", "NOT_READY", "GPU_NOT_FOUND", "INVALID_STATE", "RESET_TYPE_NOT_SUPPORTED",
+	"SUCCESS", "UNINITIALIZED", "INVALID_ARGUMENT", "NOT_SUPPORTED", "NO_PERMISSION", "ALREADY_INITIALIZED",
+	"NOT_FOUND", "INSUFFICIENT_SIZE",
+	"INSUFFICIENT_POWER", "DRIVER_NOT_LOADED", "TIMEOUT", "IRQ_ISSUE", "LIBRARY_NOT_FOUND", "FUNCTION_NOT_FOUND",
+	"CORRUPTED_INFOROM", "GPU_IS_LOST",
+	"RESET_REQUIRED", "OPERATING_SYSTEM", "LIB_RM_VERSION_MISMATCH", "IN_USE", "MEMORY", "NO_DATA",
+	"VGPU_ECC_NOT_SUPPORTED", "INSUFFICIENT_RESOURCES",
+	"FREQ_NOT_SUPPORTED", "ARGUMENT_VERSION_MISMATCH", "DEPRECATED", "NOT_READY", "GPU_NOT_FOUND", "INVALID_STATE",
+	"RESET_TYPE_NOT_SUPPORTED",
 }
 
-// String is NVML's name of the code without its "NVML_ERROR_" prefix.
+// String returns NVML's name of the code without the "NVML_ERROR_" prefix.
 func (r Return) String() string {
 	switch {
 	case r >= 0 && int(r) < len(returnNames):
@@ -559,8 +569,7 @@ func (r Return) String() string {
 
 func (r Return) Error() string { return r.String() }
 
-// ParseReturn is the return code of that name, as String writes it; false when
-// there is none.
+// ParseReturn returns the code with that name, as String writes it; false if there is none.
 func ParseReturn(name string) (Return, bool) {
 	if code := slices.Index(returnNames[:], name); code >= 0 {
 		return Return(code), true

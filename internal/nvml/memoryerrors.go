@@ -9,28 +9,30 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// errorInterval is the time between two readings of the counters of memory errors. While errors are corrected in large
-// numbers, a driver under load took over 45 s for its monitoring calls (DCGM#313, NVSentinel#1748).
+// errorInterval is the time between two readings of the memory error counters. While a GPU corrects
+// many errors, a driver under load took over 45 s for its monitoring calls (DCGM#313,
+// NVSentinel#1748).
 const errorInterval = time.Minute
 
-// errorMeter reads the counters of memory errors of the GPU at an index. While its call is in flight, the call's goroutine
-// owns what begins with device.
+// errorMeter reads the memory error counters of the GPU at an index. While its call is in flight,
+// the call's goroutine owns the fields from device on.
 type errorMeter struct {
 	index int
 	*pendingCall[memoryErrors]
-	// began is when the last reading did, fresh says that nobody has waited for it, and last is what came of the last one
-	// that was answered.
+	// began is when the last reading began. fresh is true until a caller has waited for that
+	// reading. last is the last result that was received.
 	began time.Time
 	fresh bool
 	last  memoryErrors
 
-	// device and mig are for which GPU, in which mode, counters are those that the driver may have.
+	// device and mig are the GPU and the mode for which counters were determined: the counters that
+	// the driver may have.
 	device   Device
 	mig      bool
 	counters []MemoryErrorCounter
 }
 
-// memoryErrors are those of a GPU, which with MIG enabled has other counters.
+// memoryErrors are a GPU's memory errors. With MIG enabled, a GPU has other counters.
 type memoryErrors struct {
 	gpu    string
 	mig    bool
@@ -41,7 +43,7 @@ func newErrorMeter(index int) *errorMeter {
 	return &errorMeter{index: index, pendingCall: newPendingCall[memoryErrors]()}
 }
 
-// beginIfDue begins a reading if the last one is old enough and answered.
+// beginIfDue starts a reading if the last one is old enough and has been answered.
 func (e *errorMeter) beginIfDue(lib Library) {
 	if e.inFlight || time.Since(e.began) < errorInterval {
 		return
@@ -52,8 +54,8 @@ func (e *errorMeter) beginIfDue(lib Library) {
 	})
 }
 
-// of returns what was last read of the GPU in that mode, nil when nothing was: then the next reading is due. A reading is
-// waited for once.
+// of returns the last reading for the GPU in that mode. It returns nil if there is none, and makes
+// the next reading due. It waits for each reading only once.
 func (e *errorMeter) of(enough context.Context, gpu string, mig bool) []sharing.MemoryErrors {
 	if !e.fresh {
 		over, cancel := context.WithCancel(enough)
@@ -70,14 +72,15 @@ func (e *errorMeter) of(enough context.Context, gpu string, mig bool) []sharing.
 	return e.last.counts
 }
 
-// read reads the counters, and no more asks for those that the driver does not have. One that it does not know at all
-// is INVALID_ARGUMENT.
+// read reads the counters, and stops asking for counters that the driver does not have. For a
+// counter that it does not know at all, the driver returns INVALID_ARGUMENT.
 func (e *errorMeter) read(lib Library) (m memoryErrors, err error) {
 	device, err := lib.DeviceGetHandleByIndex(e.index)
 	if err != nil {
 		return m, err
 	}
-	if m.gpu, err = lib.DeviceGetUUID(device); err != nil {
+	m.gpu, err = lib.DeviceGetUUID(device)
+	if err != nil {
 		return m, err
 	}
 	mode, err := lib.DeviceGetMigMode(device)
@@ -86,7 +89,9 @@ func (e *errorMeter) read(lib Library) (m memoryErrors, err error) {
 	}
 	m.mig = mode.Current
 	if device != e.device || m.mig != e.mig {
-		e.device, e.mig, e.counters = device, m.mig, errorCounters(lib, device)
+		e.device = device
+		e.mig = m.mig
+		e.counters = errorCounters(lib, device)
 	}
 	var abandoned error
 	e.counters = slices.DeleteFunc(e.counters, func(counter MemoryErrorCounter) bool {
@@ -97,7 +102,10 @@ func (e *errorMeter) read(lib Library) (m memoryErrors, err error) {
 				kind = "uncorrected"
 			}
 			m.counts = append(m.counts, sharing.MemoryErrors{
-				Kind: kind, Location: memoryLocations[counter.Location], Lifetime: counter.Aggregate, Count: float64(count),
+				Kind:     kind,
+				Location: memoryLocations[counter.Location],
+				Lifetime: counter.Aggregate,
+				Count:    float64(count),
 			})
 		}
 		if late, ok := errors.AsType[*AbandonedError](err); ok {
@@ -108,8 +116,8 @@ func (e *errorMeter) read(lib Library) (m memoryErrors, err error) {
 	return m, abandoned
 }
 
-// errorCounters are the counters of memory errors that the GPU may have. From Turing on there
-// are only two locations (nvml.h), so the others are not asked for.
+// errorCounters returns the memory error counters that the GPU may have. From Turing on there are
+// only two locations (nvml.h), so the others are not read.
 func errorCounters(lib Library, device Device) (all []MemoryErrorCounter) {
 	architecture, err := lib.DeviceGetArchitecture(device)
 	for location := range memoryLocations {

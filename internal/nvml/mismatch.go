@@ -7,10 +7,11 @@ import (
 	"time"
 )
 
-// VersionMismatch is why a driver cannot be opened whose libraries and loaded kernel module are of different versions.
-// errors.Is finds LibRMVersionMismatch in it.
+// VersionMismatch is the error when a driver's libraries and its loaded kernel module have
+// different versions, so that the driver cannot be opened. errors.Is finds LibRMVersionMismatch in
+// it.
 type VersionMismatch struct {
-	// Libraries and Module are their versions, "" when unknown.
+	// Libraries and Module are their versions; empty if unknown.
 	Libraries, Module string
 }
 
@@ -23,10 +24,11 @@ func (e *VersionMismatch) Error() string {
 		cmp.Or(e.Libraries, "unknown"), cmp.Or(e.Module, "another"), mend)
 }
 
-// Unwrap is the driver's answer.
+// Unwrap returns the driver's error.
 func (e *VersionMismatch) Unwrap() error { return &Error{Call: "Init", Return: LibRMVersionMismatch} }
 
-// explainMismatch replaces the return code by what it means, where the library has not.
+// explainMismatch replaces the return code by a VersionMismatch, unless the library has already
+// done so.
 func explainMismatch(err error) error {
 	_, explained := errors.AsType[*VersionMismatch](err)
 	if explained || !errors.Is(err, LibRMVersionMismatch) {
@@ -35,18 +37,22 @@ func explainMismatch(err error) error {
 	return &VersionMismatch{}
 }
 
-// mismatchLimit is how long the versions may differ. While a driver is installed they do, for moments.
+// mismatchLimit is how long the versions may differ. They differ briefly while a driver is being
+// installed.
 const mismatchLimit = 10 * time.Second
 
-// Mismatches find a version mismatch that stays. Then this program has to end: its container may be older than the
-// driver, and a new one is given the libraries that the node has now. The zero value has seen none.
+// Mismatches detects a version mismatch that does not go away. The program then has to end: its
+// container may be older than the driver, and a new container gets the node's current libraries.
+// The zero value has seen no mismatch.
 type Mismatches struct{ since, last time.Time }
 
-// mismatchGap is how long the driver need not have been opened for a mismatch to be another one.
+// mismatchGap is the time without attempts to open the driver after which a mismatch counts as a
+// new one.
 const mismatchGap = time.Minute
 
-// Lasting takes what became of opening the driver, nil for success, and returns an error when that has been a mismatch
-// for 10 s, and until then how long it takes to be one. That is 0 for what is no mismatch.
+// Lasting evaluates the result of opening the driver, nil for success. It returns an error if the
+// result has been a mismatch for 10 s. Before that, it returns the time left until then. left is 0
+// if there is no mismatch.
 func (m *Mismatches) Lasting(err error) (left time.Duration, lasting error) {
 	if !errors.Is(err, LibRMVersionMismatch) {
 		m.since = time.Time{}
@@ -57,8 +63,10 @@ func (m *Mismatches) Lasting(err error) (left time.Duration, lasting error) {
 		m.since = now
 	}
 	m.last = now
-	if left = mismatchLimit - time.Since(m.since); left > 0 {
+	left = mismatchLimit - time.Since(m.since)
+	if left > 0 {
 		return left, nil
 	}
-	return 0, fmt.Errorf("%w (it has been so for %s; a new container may have other libraries)", explainMismatch(err), mismatchLimit)
+	return 0, fmt.Errorf("%w (it has been so for %s; a new container may have other libraries)", explainMismatch(err),
+		mismatchLimit)
 }

@@ -14,69 +14,66 @@ import (
 
 // Options are a Node's settings; the zero value is usable.
 type Options struct {
-	// Logger gets faults, recoveries and what could not be read; nil for none.
+	// Logger logs faults, recoveries and what could not be read; nil disables it.
 	Logger *slog.Logger
-	// Rescan is the interval at which GPUs and partitions are enumerated; 30 s when
-	// zero.
+	// Rescan is the interval at which GPUs and partitions are enumerated; 30 s when zero.
 	Rescan time.Duration
 	// Probe is the interval at which the GPUs' condition is read; 10 s when zero.
 	Probe time.Duration
-	// Backoff is the pause after a failure of a driver call that everything else
-	// depends on: opening the driver, listing the GPUs, waiting for events. It
-	// doubles with every failure in a row, up to 30 s; 1 s when zero.
+	// Backoff is the pause after the failure of a driver call on which everything else depends:
+	// opening the driver, listing the GPUs, waiting for events. It doubles with every failure in a
+	// row, up to 30 s; 1 s when zero.
 	Backoff time.Duration
-	// FailOnInitError has Watch return when the driver cannot be opened at first.
+	// FailOnInitError makes Watch return if the driver cannot be opened at the start.
 	FailOnInitError bool
-	// Store keeps fatal errors for a restart, Known the GPUs with their indexes; both are
-	// nil or neither is.
+	// Store keeps fatal errors across a restart, and Known keeps the GPUs with their indexes. Set
+	// both or neither.
 	Store Store[FatalHealth]
 	Known Store[KnownGPU]
-	// Boot is this machine's boot ID, "" when unknown.
+	// Boot is this machine's boot ID; empty if unknown.
 	Boot string
-	// Kernel is the machine's kernel; nil for none to ask.
+	// Kernel is the machine's kernel; nil disables its checks.
 	Kernel Kernel
 }
 
-// FatalHealth is a unit's fatal errors, as a Store keeps them for a restart of
-// the program.
+// FatalHealth is a unit's fatal errors, as a Store keeps them across a restart of the program.
 type FatalHealth struct {
-	// GPU is the GPU's UUID, Unit the UUID of the GPU or of its partition.
+	// GPU is the GPU's UUID. Unit is the UUID of the GPU or of its partition.
 	GPU  string `json:"gpu"`
 	Unit string `json:"unit"`
-	// Reasons are at least one, in the order in which they came; XIDs has the XID of each, 0
-	// for none.
+	// Reasons has at least one element, in order of arrival. XIDs has the XID of each reason, 0 for
+	// none.
 	Reasons []string  `json:"reasons"`
 	XIDs    []uint64  `json:"xids,omitempty"`
 	Since   time.Time `json:"since"`
-	// Boot is the boot ID of the machine, Driver the version of the driver; empty
-	// when unknown. Another boot or driver means that the GPU has been reset, and other
-	// marks may mean it.
+	// Boot is the machine's boot ID, and Driver is the driver's version; empty if unknown. Another
+	// boot or driver means that the GPU has been reset; different marks may mean it.
 	Boot   string `json:"boot,omitempty"`
 	Driver string `json:"driver,omitempty"`
 	Marks
 }
 
-// KnownGPU is a GPU as a Store keeps it for a restart of the program, without links.
+// KnownGPU is a GPU, without links, as a Store keeps it across a restart of the program.
 type KnownGPU struct {
 	sharing.GPU
-	// Boot is the boot ID of the machine when the GPU was in it; empty when unknown.
+	// Boot is the machine's boot ID when the GPU was in it; empty if unknown.
 	Boot string `json:"boot,omitempty"`
-	// Provisional says that Index is for the time being: the driver's belongs to another GPU,
-	// which may be gone.
+	// Provisional is true if Index is temporary: the driver's index belongs to another GPU, which
+	// may be gone.
 	Provisional bool `json:"provisional,omitempty"`
 }
 
-// Store keeps a list for a restart of the program. A Node calls one method at a time,
-// and none before RestoreHealth.
+// Store keeps a list across a restart of the program. A Node calls one method at a time, and none
+// before RestoreHealth.
 type Store[T any] interface {
-	// Load returns what the last Save kept, none if there was none.
+	// Load returns what the last Save stored; an empty list if there was none.
 	Load() ([]T, error)
-	// Save returns when the list, which may be empty, is kept. Nothing but Watch's
-	// end waits for it.
+	// Save returns when the list, which may be empty, is stored. Only the end of Watch waits for
+	// it.
 	Save([]T) error
 }
 
-// Node is the node's GPUs, kept up to date by Watch.
+// Node holds the node's GPUs, kept up to date by Watch.
 type Node struct {
 	lib     Library
 	options Options
@@ -84,27 +81,26 @@ type Node struct {
 	current atomic.Pointer[snapshot]
 	report  atomic.Pointer[sharing.HealthReport]
 	rules   atomic.Pointer[sharing.HealthRules]
-	// resets has how often each GPU was seen to be reset, by UUID.
+	// resets counts how often each GPU was seen to be reset, by UUID.
 	resets atomic.Pointer[map[string]int]
-	// requests are for the publisher, commands for the poller.
+	// requests go to the publisher, commands to the poller.
 	requests chan request
 	commands chan command
-	// paused has the UUIDs of the GPUs that must not be registered for events.
+	// paused holds the UUIDs of the GPUs that must not be registered for events.
 	paused sync.Map
 	gate   *gate
 }
 
-// snapshot is what Inventory answers; it is never changed.
+// snapshot is what Inventory returns. It is never changed.
 type snapshot struct {
 	gpus     []sharing.GPU
 	versions Versions
-	// unlisted is for Unlisted.
+	// unlisted is what Unlisted returns.
 	unlisted string
 	err      error
 }
 
-// NewNode returns the node behind the library. It neither opens the library nor
-// calls it before Watch.
+// NewNode returns the Node for the library. It does not open or call the library before Watch.
 func NewNode(lib Library, options Options) *Node {
 	options.Rescan = cmp.Or(options.Rescan, 30*time.Second)
 	options.Probe = cmp.Or(options.Probe, 10*time.Second)
@@ -112,8 +108,12 @@ func NewNode(lib Library, options Options) *Node {
 	options.Logger = cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
 	gate := newGate()
 	n := &Node{
-		lib: Intercept(withDeadlines(lib), gate.call, gateMethods...), gate: gate, options: options, log: options.Logger.With("component", "nvml"),
-		requests: make(chan request), commands: make(chan command),
+		lib:      Intercept(withDeadlines(lib), gate.call, gateMethods...),
+		gate:     gate,
+		options:  options,
+		log:      options.Logger.With("component", "nvml"),
+		requests: make(chan request),
+		commands: make(chan command),
 	}
 	n.current.Store(&snapshot{err: sharing.ErrNotRead})
 	n.report.Store(&sharing.HealthReport{})
@@ -121,50 +121,52 @@ func NewNode(lib Library, options Options) *Node {
 	return n
 }
 
-// Inventory returns the GPUs as Watch last saw them, by index, with their faults.
-// It does not call the driver, may be called from any goroutine, and what it
-// returns must not be modified.
+// Inventory returns the GPUs as Watch last saw them, by index, with their faults. It does not call
+// the driver and may be called from any goroutine. The caller must not modify the result.
 //
-// An error says why the driver cannot be read now; errors.Is finds sharing.ErrNotRead
-// or the return code in it. The GPUs are then those of the last time that it
-// could be, none if it never could. One unreadable GPU is no error: it has a
-// fault if it was known before, and is absent otherwise. A GPU that the driver
-// no longer lists stays, with the fault that it is lost, because its pods still
-// hold it.
+// The error is the reason why the driver cannot be read now; errors.Is finds sharing.ErrNotRead or
+// the return code in it. The GPUs are then the last ones that were read, or none if there never
+// were any. A single unreadable GPU is not an error: it has a fault if it was known before, and is
+// absent otherwise. A GPU that the driver no longer lists stays, with the fault that it is lost,
+// because its pods still hold it.
 func (n *Node) Inventory() ([]sharing.GPU, error) {
 	now := n.current.Load()
 	return now.gpus, now.err
 }
 
-// Versions are those of the driver that Inventory comes from.
+// Versions returns the versions of the driver from which Inventory comes.
 func (n *Node) Versions() Versions { return n.current.Load().versions }
 
-// Health is the health behind the inventory's faults, empty before the first
-// scan. It may be called from any goroutine, and what it returns must not be
-// modified.
+// Health returns the health behind the inventory's faults; empty before the first scan. It may be
+// called from any goroutine. The caller must not modify the result.
 func (n *Node) Health() sharing.HealthReport { return *n.report.Load() }
 
-// SetHealthRules sets the rules by which later errors and readings are judged.
-// Earlier judgements stay. It may be called from any goroutine; the rules must
-// not be modified after that.
+// SetHealthRules sets the rules for judging later errors and readings. Earlier judgements stay. It
+// may be called from any goroutine; the caller must not modify the rules afterwards.
 func (n *Node) SetHealthRules(rules sharing.HealthRules) { n.rules.Store(&rules) }
 
-// moment is now, with the rules in force.
+// moment returns the current time with the current rules.
 func (n *Node) moment() moment { return moment{now: time.Now(), rules: *n.rules.Load()} }
 
-// Watch keeps the inventory up to date until ctx ends; call it once. It calls
-// changed, from its own goroutine, after the first scan and whenever Inventory
-// answers differently from before. A driver that is missing or fails is tried
-// again, and is no reason to return, except at the start with FailOnInitError.
+// Watch keeps the inventory up to date until ctx ends. It must be called only once. It calls
+// changed, from its own goroutine, after the first scan and whenever Inventory's result has
+// changed. If the driver is missing or fails, Watch tries again and does not return, except at the
+// start with FailOnInitError.
 //
-// It returns nil when ctx and all goroutines have ended. A call that the driver
-// does not answer is abandoned after half a second, and the error names it.
+// It returns nil when ctx and all goroutines have ended. A call that the driver does not answer is
+// abandoned after half a second, and the error names the call.
 func (n *Node) Watch(ctx context.Context, changed func()) error {
 	defer context.AfterFunc(ctx, n.gate.stop)()
 	poller := newPoller(n, Until(ctx, n.lib))
 	ended := make(chan error, 1)
 	go func() { ended <- poller.run(ctx) }()
-	p := &publisher{Node: n, tracker: newTracker(n.gate.index), changed: changed, degraded: map[string]string{}, advised: map[string]string{}}
+	p := &publisher{
+		Node:     n,
+		tracker:  newTracker(n.gate.index),
+		changed:  changed,
+		degraded: map[string]string{},
+		advised:  map[string]string{},
+	}
 	for {
 		select {
 		case scanned := <-poller.scans:
@@ -194,14 +196,14 @@ func message(err error) string {
 	return err.Error()
 }
 
-// request is work for Watch's goroutine on what it owns. done is closed when it
-// has been done and published.
+// request is work for Watch's goroutine on the data that it owns. done is closed when the work is
+// done and published.
 type request struct {
 	do   func(*publisher)
 	done chan struct{}
 }
 
-// request has Watch's goroutine do something and returns when it has.
+// request has Watch's goroutine run do, and returns when it has.
 func (n *Node) request(ctx context.Context, do func(*publisher)) error {
 	r := request{do: do, done: make(chan struct{})}
 	if !send(ctx, n.requests, r) {
@@ -211,21 +213,22 @@ func (n *Node) request(ctx context.Context, do func(*publisher)) error {
 	return nil
 }
 
-// ClearHealth takes an operator's word that the selected units may be used again,
-// for a GPU its partitions too, and returns their health after that, by GPU and
-// partition. What a probe still finds wrong stays. The error says that there is
-// no such unit, or that ctx ended before Watch ran.
+// ClearHealth records an operator's confirmation that the selected units may be used again; for a
+// GPU this includes its partitions. It returns the units' health after that, by GPU and partition.
+// Faults that a probe still finds stay. The error means that there is no such unit, or that ctx
+// ended before Watch ran.
 func (n *Node) ClearHealth(ctx context.Context, selector sharing.Selector) (units []sharing.UnitHealth, err error) {
-	if ended := n.request(ctx, func(p *publisher) { units, err = p.tracker.clear(selector, n.moment()) }); ended != nil {
+	if ended := n.request(ctx, func(p *publisher) {
+		units, err = p.tracker.clear(selector, n.moment())
+	}); ended != nil {
 		return nil, fmt.Errorf("clear the health of %s: %w", selector, ended)
 	}
 	return units, err
 }
 
-// RestoreHealth is to be called when this program begins to serve the node: it
-// takes over the fatal errors and the indexes that an earlier program kept in the stores,
-// and from then on this one keeps its own there. It returns when the inventory shows
-// them. The error says that ctx ended before Watch ran.
+// RestoreHealth must be called when this program begins to serve the node. It loads the fatal
+// errors and the indexes that an earlier program stored, and from then on this program stores its
+// own. It returns when the inventory shows them. The error means that ctx ended before Watch ran.
 func (n *Node) RestoreHealth(ctx context.Context) error {
 	if n.options.Store == nil {
 		return nil
@@ -254,14 +257,14 @@ func (n *Node) RestoreHealth(ctx context.Context) error {
 
 // command is work for the poller between two scans.
 type command struct {
-	// do may be nil: then only a scan is wanted.
+	// do may be nil to request only a scan.
 	do func(*listener)
-	// done is closed when do has returned, or when the publisher has a scan that began
-	// after the command.
+	// done is closed when do has returned or, if do is nil, when the publisher has a scan that
+	// began after the command.
 	done chan struct{}
 }
 
-// command has the poller do something and returns when it is done.
+// command has the poller run do, and returns when it is done.
 func (n *Node) command(ctx context.Context, do func(*listener)) error {
 	c := command{do: do, done: make(chan struct{})}
 	if !send(ctx, n.commands, c) {
@@ -275,13 +278,13 @@ func (n *Node) command(ctx context.Context, do func(*listener)) error {
 	}
 }
 
-// Refresh returns when Inventory shows what the driver says now, read after the
-// call. A GPU that answers late may still be missing. The error says that ctx
-// ended first, as it does while the driver cannot be opened.
+// Refresh returns when Inventory shows the driver's state, read after the call. A GPU that answers
+// late may still be missing. The error means that ctx ended first, as it does while the driver
+// cannot be opened.
 func (n *Node) Refresh(ctx context.Context) error {
 	err := n.command(ctx, nil)
 	if err == nil {
-		// The publisher handles the scan that it was sent before it takes a request.
+		// The publisher handles the scan before this request, because the scan was sent first.
 		err = n.request(ctx, func(*publisher) {})
 	}
 	if err != nil {
@@ -290,10 +293,10 @@ func (n *Node) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// PauseEvents removes the GPU of that UUID from the event set until resume is
-// called, which must be done. A driver changes a GPU's MIG mode only when nobody
-// uses it. Other GPUs' events are missed for a moment. It waits for the end of a wait for
-// events, but not for a GPU that is paused already. The error says that ctx ended first.
+// PauseEvents removes the GPU with that UUID from the event set until resume is called; the caller
+// must call it. A driver changes a GPU's MIG mode only if no program uses the GPU. Other GPUs'
+// events are missed for a moment. PauseEvents waits for the end of the current wait for events, but
+// not if the GPU is already paused. The error means that ctx ended first.
 func (n *Node) PauseEvents(ctx context.Context, gpu string) (resume func(), err error) {
 	if _, already := n.paused.LoadOrStore(gpu, nil); already {
 		return func() {}, nil
@@ -306,7 +309,7 @@ func (n *Node) PauseEvents(ctx context.Context, gpu string) (resume func(), err 
 	return resume, nil
 }
 
-// Resets is how often the GPU of that UUID was seen to be reset.
+// Resets returns how often the GPU with that UUID was seen to be reset.
 func (n *Node) Resets(gpu string) int {
 	if resets := n.resets.Load(); resets != nil {
 		return (*resets)[gpu]

@@ -14,37 +14,40 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Partitioner lists how GPUs are partitioned and changes that, one step at a time.
-// It decides nothing: which steps are wanted and whether they are safe is for its
-// caller. All of its methods may be called from any goroutine, Apply for one GPU
-// from one at a time. State of a GPU that is being changed is of a moment of that.
+// Partitioner lists how GPUs are partitioned and changes that, one step at a time. It decides
+// nothing: the caller decides which steps to make and whether they are safe. All of its methods may
+// be called from any goroutine, but Apply for one GPU only from one at a time. The result of State
+// may be out of date if the GPU is being changed.
 type Partitioner struct {
 	lib         Library
 	pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)
-	// ProcessesHidden is what each MIGState says of it.
+	// ProcessesHidden is copied into each MIGState.
 	ProcessesHidden bool
-	// NotPermitted is asked for what each MIGState says of it; nil for permitted.
+	// NotPermitted returns the value for each MIGState; nil means permitted.
 	NotPermitted func() bool
-	// Clients says which programs have the device node of the GPU with that minor number open,
-	// and with the error why some may be missing; nil where nobody knows. It is asked when the
-	// driver says IN_USE and lists no process.
+	// Clients returns the programs that have the device node of the GPU with that minor number
+	// open. Its error says why some may be missing. It is called when the driver returns IN_USE but
+	// lists no process; nil if this cannot be determined.
 	Clients func(minor int) ([]string, error)
 }
 
-// NewPartitioner makes a partitioner on the library, which it opens for each
-// call; beside a Node that costs nothing, as the driver counts. The library should
-// have deadlines: then a call ends soon after its context. pauseEvents has
-// this program let go of a GPU before its MIG mode changes, see Node.PauseEvents;
-// nil where nothing else in this program uses it.
-func NewPartitioner(lib Library, pauseEvents func(ctx context.Context, gpu string) (resume func(), err error)) *Partitioner {
+// NewPartitioner returns a partitioner for the library, which it opens for each call. If a Node has
+// the library open, this costs nothing, because the driver counts how often it is opened. The
+// library should have deadlines, so that a call ends soon after its context. pauseEvents makes this
+// program close a GPU before its MIG mode changes, see Node.PauseEvents; nil if nothing else in
+// this program uses the GPU.
+func NewPartitioner(
+	lib Library,
+	pauseEvents func(ctx context.Context, gpu string) (resume func(), err error),
+) *Partitioner {
 	if pauseEvents == nil {
 		pauseEvents = func(context.Context, string) (func(), error) { return func() {}, nil }
 	}
 	return &Partitioner{lib: lib, pauseEvents: pauseEvents}
 }
 
-// State lists how the GPU of that UUID is partitioned. It is exact or an error:
-// what cannot be listed is not left out. An error for a lack of permission wraps
+// State returns how the GPU with that UUID is partitioned. The result is exact or an error: State
+// does not leave out what it cannot list. An error for a lack of permission wraps
 // mig.ErrNoPermission.
 func (p *Partitioner) State(ctx context.Context, gpu string) (sharing.MIGState, error) {
 	var state sharing.MIGState
@@ -60,13 +63,12 @@ func (p *Partitioner) State(ctx context.Context, gpu string) (sharing.MIGState, 
 	return state, nil
 }
 
-// Apply makes the step on the GPU of that UUID. What the step destroys and is not
-// there any more counts as done; that something else is in its place is an error.
-// What becomes of a step that fails with Timeout is unknown: list before the next
-// one.
+// Apply makes the step on the GPU with that UUID. If the object to destroy no longer exists, the
+// step counts as done; if another object is in its place, that is an error. The outcome of a step
+// that fails with Timeout is unknown: call State before the next step.
 //
-// An error wraps mig.ErrInUse, mig.ErrUnlistedClient with it, mig.ErrNoPermission or mig.ErrResetRequired where it
-// is one of these. After ErrResetRequired the mode is the pending one.
+// An error wraps mig.ErrInUse, mig.ErrUnlistedClient with it, mig.ErrNoPermission or
+// mig.ErrResetRequired if one of them applies. After ErrResetRequired the mode is the pending one.
 func (p *Partitioner) Apply(ctx context.Context, gpu string, step mig.Step) error {
 	var do func(*migGPU) error
 	switch step.Action {
@@ -94,8 +96,8 @@ func (p *Partitioner) Apply(ctx context.Context, gpu string, step mig.Step) erro
 	return nil
 }
 
-// Processes are the IDs of the processes that the driver lists on the GPU of that UUID, and
-// on its partitions; none where it does not tell.
+// Processes returns the IDs of the processes that the driver lists on the GPU with that UUID and on
+// its partitions; none if the driver does not tell.
 func (p *Partitioner) Processes(ctx context.Context, gpu string) (pids []int) {
 	_ = p.with(ctx, gpu, func(g *migGPU) error {
 		pids = g.pidsOn(g.device)
@@ -114,7 +116,7 @@ func (g *migGPU) pidsOn(device Device) (pids []int) {
 
 var errNoGPU = errors.New("the driver does not list the GPU")
 
-// with opens the driver and finds the GPU. The driver's calls end soon after ctx.
+// with opens the driver, finds the GPU and calls do. The driver calls end soon after ctx.
 func (p *Partitioner) with(ctx context.Context, gpu string, do func(*migGPU) error) (err error) {
 	lib := Until(ctx, p.lib)
 	if err := lib.Init(); err != nil {
@@ -125,14 +127,19 @@ func (p *Partitioner) with(ctx context.Context, gpu string, do func(*migGPU) err
 	if err != nil {
 		return err
 	}
-	// Another GPU that cannot be read must not be in the way of this one.
+	// Another GPU that cannot be read must not block this one.
 	var unread error
 	for index := range count {
 		device, err := lib.DeviceGetHandleByIndex(index)
 		if err == nil {
 			var uuid string
-			if uuid, err = lib.DeviceGetUUID(device); err == nil && uuid == gpu {
-				g := &migGPU{lib: lib, device: device, index: index}
+			uuid, err = lib.DeviceGetUUID(device)
+			if err == nil && uuid == gpu {
+				g := &migGPU{
+					lib:    lib,
+					device: device,
+					index:  index,
+				}
 				return p.withUsers(g, do(g))
 			}
 		}
@@ -143,10 +150,12 @@ func (p *Partitioner) with(ctx context.Context, gpu string, do func(*migGPU) err
 	return errors.Join(errNoGPU, unread)
 }
 
-// withMeaning adds to a return code what it means for a step.
+// withMeaning adds the meaning for a step to a return code.
 func withMeaning(err error) error {
 	for code, what := range map[Return]error{
-		InUse: mig.ErrInUse, NoPermission: mig.ErrNoPermission, ResetRequired: mig.ErrResetRequired,
+		InUse:         mig.ErrInUse,
+		NoPermission:  mig.ErrNoPermission,
+		ResetRequired: mig.ErrResetRequired,
 	} {
 		if errors.Is(err, code) {
 			return fmt.Errorf("%w: %w", what, err)
@@ -155,19 +164,19 @@ func withMeaning(err error) error {
 	return err
 }
 
-// migGPU is a GPU for the time of one listing or one step.
+// migGPU is a GPU during one listing or one step.
 type migGPU struct {
 	lib    Library
 	device Device
 	index  int
-	// inUse is the MIG device that a step was about, 0 for the GPU as a whole: what uses another one is not in its way.
+	// inUse is the MIG device that a step concerns, 0 for the whole GPU: programs on other MIG
+	// devices do not block the step.
 	inUse Device
-	// profiles are those of the GPU's possible GPU instances, by published ID;
-	// geometry fills them.
+	// profiles holds the GPU's possible GPU instance profiles, by published ID; geometry fills it.
 	profiles map[int]instanceProfile
 }
 
-// instanceProfile has a zero profile where the driver's name for it cannot be read.
+// instanceProfile has a zero profile if this program cannot parse the driver's name for it.
 type instanceProfile struct {
 	GPUInstanceProfile
 	profile mig.Profile
@@ -179,7 +188,11 @@ func (g *migGPU) state() (sharing.MIGState, error) {
 	if err != nil {
 		return state, err
 	}
-	state.GPU = sharing.GPUID{Index: g.index, Device: pci.DeviceID, Subsystem: pci.SubsystemID}
+	state.GPU = sharing.GPUID{
+		Index:     g.index,
+		Device:    pci.DeviceID,
+		Subsystem: pci.SubsystemID,
+	}
 	mode, err := g.lib.DeviceGetMigMode(g.device)
 	if unsupported(err) {
 		return state, nil
@@ -188,11 +201,13 @@ func (g *migGPU) state() (sharing.MIGState, error) {
 		return state, err
 	}
 	state.Enabled, state.Pending = mode.Current, mode.Pending
-	// From Hopper on no reset is needed. A driver that does not tell is tried.
+	// From Hopper on, no reset is needed. If the driver does not report the virtualization mode,
+	// the change is tried.
 	virtualization, _ := g.lib.DeviceGetVirtualizationMode(g.device)
 	architecture, _ := g.lib.DeviceGetArchitecture(g.device)
 	state.NeedsReboot = virtualization == Passthrough && architecture < Hopper
-	if state.Geometry, err = g.geometry(); err != nil {
+	state.Geometry, err = g.geometry()
+	if err != nil {
 		return state, err
 	}
 	state.Geometry.Unlisted = state.Geometry.Unlisted && !state.Enabled
@@ -204,12 +219,12 @@ func (g *migGPU) state() (sharing.MIGState, error) {
 	return state, err
 }
 
-// errNotListed says that a listing is not exact: some driver calls answer that
-// there is nothing where they mean that they cannot tell.
+// errNotListed means that a listing is not exact: some driver calls report that there is nothing
+// when they cannot tell.
 var errNotListed = errors.New("the driver does not list")
 
-// instances lists the GPU instances, by placement. A MIG device that is in none of
-// them is an error.
+// instances lists the GPU instances, by placement. It returns an error if a MIG device is in none
+// of them.
 func (g *migGPU) instances() ([]mig.Instance, error) {
 	devices, err := g.migDevices()
 	if err != nil {
@@ -233,27 +248,41 @@ func (g *migGPU) instances() ([]mig.Instance, error) {
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(devices), migDeviceKey.compare) {
-		return nil, fmt.Errorf("MIG device %s is in GPU instance %d, compute instance %d, which %w", devices[key].uuid, key.gi, key.ci, errNotListed)
+		return nil, fmt.Errorf("MIG device %s is in GPU instance %d, compute instance %d, which %w", devices[key].uuid,
+			key.gi, key.ci, errNotListed)
 	}
 	slices.SortFunc(list, func(a, b mig.Instance) int { return cmp.Compare(a.Placement.Start, b.Placement.Start) })
 	return list, nil
 }
 
-func (g *migGPU) instance(handle GPUInstance, profile instanceProfile, devices map[migDeviceKey]migDevice) (mig.Instance, error) {
+func (g *migGPU) instance(
+	handle GPUInstance,
+	profile instanceProfile,
+	devices map[migDeviceKey]migDevice,
+) (mig.Instance, error) {
 	info, err := g.lib.GpuInstanceGetInfo(handle)
 	if err != nil {
 		return mig.Instance{}, err
 	}
-	instance := mig.Instance{GI: info.ID, Profile: profile.profile, Placement: info.placement()}
+	instance := mig.Instance{
+		GI:        info.ID,
+		Profile:   profile.profile,
+		Placement: info.placement(),
+	}
 	if instance.Profile.IsZero() {
-		instance.Profile = mig.Profile{Compute: profile.Slices, Slices: profile.Slices, MemoryGB: int(profile.MemoryMB >> 10)}
+		instance.Profile = mig.Profile{
+			Compute:  profile.Slices,
+			Slices:   profile.Slices,
+			MemoryGB: int(profile.MemoryMB >> 10),
+		}
 	}
 	computes := map[int]ComputeInstanceInfo{}
 	err = g.eachComputeProfile(handle, func(way ComputeInstanceProfile) error {
 		handles, err := listed(g.lib.GpuInstanceGetComputeInstances(handle, way.ID))
 		for _, handle := range handles {
 			var info ComputeInstanceInfo
-			if info, err = g.lib.ComputeInstanceGetInfo(handle); err != nil {
+			info, err = g.lib.ComputeInstanceGetInfo(handle)
+			if err != nil {
 				return err
 			}
 			computes[info.ID] = info
@@ -266,16 +295,19 @@ func (g *migGPU) instance(handle GPUInstance, profile instanceProfile, devices m
 	for _, id := range slices.Sorted(maps.Keys(computes)) {
 		device, known := devices[migDeviceKey{info.ID, id}]
 		instance.Computes = append(instance.Computes, mig.Compute{
-			CI: id, Slices: computes[id].Slices, UUID: device.uuid,
-			// What has no name could not be made again, so it is not touched.
+			CI:     id,
+			Slices: computes[id].Slices,
+			UUID:   device.uuid,
+			// An instance whose profile has no name could not be created again, so it is not
+			// touched.
 			Busy: !known || profile.profile.IsZero() || g.busy(device.handle),
 		})
 	}
 	return instance, nil
 }
 
-// listed makes an empty list of the answers by which drivers say that there is
-// nothing of a profile.
+// listed returns an empty list for the errors by which drivers report that a profile has no
+// instances.
 func listed[T any](list []T, err error) ([]T, error) {
 	if unsupported(err) || errors.Is(err, NotFound) || errors.Is(err, InvalidArgument) {
 		return nil, nil
@@ -283,8 +315,8 @@ func listed[T any](list []T, err error) ([]T, error) {
 	return list, err
 }
 
-// enumerate goes through an enumeration of profiles, which has holes. The first INVALID_ARGUMENT after the known ones
-// ends it.
+// enumerate calls do for each profile of an enumeration, which has holes. The first
+// INVALID_ARGUMENT after the known profiles ends it.
 func enumerate[T any](known int, get func(enum int) (T, error), do func(enum int, info T) error) error {
 	for enum := range enumerationBound {
 		info, err := get(enum)
@@ -303,16 +335,15 @@ func enumerate[T any](known int, get func(enum int) (T, error), do func(enum int
 	return nil
 }
 
-// eachComputeProfile goes through the profiles of compute instances that the GPU
-// instance can have.
+// eachComputeProfile calls do for each compute instance profile that the GPU instance can have.
 func (g *migGPU) eachComputeProfile(instance GPUInstance, do func(ComputeInstanceProfile) error) error {
 	return enumerate(knownComputeProfiles, func(enum int) (ComputeInstanceProfile, error) {
 		return g.lib.GpuInstanceGetComputeInstanceProfileInfo(instance, enum)
 	}, func(_ int, profile ComputeInstanceProfile) error { return do(profile) })
 }
 
-// migDeviceKey names a MIG device by the IDs of its instances, which are used
-// again: only a listing of this moment may be looked up by it.
+// migDeviceKey identifies a MIG device by the IDs of its instances. IDs are reused, so use it only
+// with a listing that was just made.
 type migDeviceKey struct{ gi, ci int }
 
 func (k migDeviceKey) compare(other migDeviceKey) int {
@@ -340,15 +371,15 @@ func (g *migGPU) migDevices() (map[migDeviceKey]migDevice, error) {
 	return devices, err
 }
 
-// busy says that processes use the GPU or the MIG device, or that the driver
+// busy reports whether processes use the GPU or the MIG device. It also returns true if the driver
 // does not tell.
 func (g *migGPU) busy(device Device) bool {
 	processes, err := listProcesses(g.lib, device)
 	return err != nil || len(processes) > 0
 }
 
-// withUsers adds to IN_USE who uses the GPU, as far as the driver says, or else who has it
-// open.
+// withUsers adds to IN_USE the processes that use the GPU according to the driver, or else the
+// programs that have it open.
 func (p *Partitioner) withUsers(g *migGPU, err error) error {
 	if !errors.Is(err, InUse) {
 		return err
@@ -364,10 +395,11 @@ func (p *Partitioner) withUsers(g *migGPU, err error) error {
 	return fmt.Errorf("%w%s", err, p.OpenedBy(minor))
 }
 
-// someClients ends the sentence when nobody knows.
+// someClients ends the sentence when the programs are unknown.
 const someClients = ", such as DCGM or the persistence daemon"
 
-// OpenedBy says which programs have the device node of the GPU with that minor number open, as the end of a sentence.
+// OpenedBy names, as the end of a sentence, the programs that have the device node of the GPU with
+// that minor number open.
 func (p *Partitioner) OpenedBy(minor int) string {
 	if p.Clients == nil {
 		return someClients
@@ -382,12 +414,11 @@ func (p *Partitioner) OpenedBy(minor int) string {
 	return ", nor has one its device node open: perhaps a module of the kernel, such as nvidia_drm"
 }
 
-// geometry is how the GPU can be partitioned, as its driver says: the driver knows
-// profiles and GPUs that this program does not. Some drivers list no profiles while
-// MIG mode is off, and old ones do not name them: then, and for the numbers of
-// instances, of which some drivers report too few (mig-parted,
-// cmd/nvidia-mig-parted/… discovery), the published geometry of the GPU is asked
-// too.
+// geometry returns how the GPU can be partitioned, according to its driver, because the driver
+// knows profiles and GPUs that this program does not. Some drivers list no profiles while MIG mode
+// is off, and old drivers do not name them. The published geometry of the GPU fills these gaps. It
+// also corrects the numbers of instances, because some drivers report too few (mig-parted,
+// cmd/nvidia-mig-parted/… discovery).
 func (g *migGPU) geometry() (mig.Geometry, error) {
 	pci, err := g.lib.DeviceGetPciInfo(g.device)
 	if err != nil {
@@ -427,8 +458,9 @@ func (g *migGPU) geometry() (mig.Geometry, error) {
 	return geometry, nil
 }
 
-// renamed are the published profiles to which the driver gives another name, as drivers do for
-// GPUs of one PCI device ID with more or less memory. NVML's number of the profile is the same.
+// renamed returns the published profiles for which the driver has another name, as drivers have for
+// GPUs that share a PCI device ID but have more or less memory. NVML's number of the profile is the
+// same.
 func renamed(own, published mig.Geometry) (names map[mig.Profile]mig.Profile) {
 	for _, p := range published.Profiles {
 		if _, same := own.ProfileInfo(p.Profile); same {
@@ -447,7 +479,11 @@ func renamed(own, published mig.Geometry) (names map[mig.Profile]mig.Profile) {
 }
 
 func (g *migGPU) profileInfo(enum int, info GPUInstanceProfile, published mig.Geometry) (mig.ProfileInfo, error) {
-	p := mig.ProfileInfo{Enum: enum, ID: info.ID, Max: info.Instances}
+	p := mig.ProfileInfo{
+		Enum: enum,
+		ID:   info.ID,
+		Max:  info.Instances,
+	}
 	if profile, err := info.named(); err == nil {
 		p.Profile = profile.Instance()
 	}
@@ -468,7 +504,7 @@ func (g *migGPU) profileInfo(enum int, info GPUInstanceProfile, published mig.Ge
 	return p, err
 }
 
-// profileOf is the driver's profile of the GPU instance for the partition.
+// profileOf returns the driver's GPU instance profile for the partition.
 func (g *migGPU) profileOf(partition mig.Profile) (instanceProfile, error) {
 	if _, err := g.geometry(); err != nil {
 		return instanceProfile{}, err
@@ -481,7 +517,7 @@ func (g *migGPU) profileOf(partition mig.Profile) (instanceProfile, error) {
 	return instanceProfile{}, fmt.Errorf("%s: %w", partition, mig.ErrUnknownProfile)
 }
 
-// setMode changes the MIG mode. The driver says in two places whether it could.
+// setMode changes the MIG mode. The driver reports in two places whether it could.
 func (g *migGPU) setMode(on bool) error {
 	activation, err := g.lib.DeviceSetMigMode(g.device, on)
 	if err != nil {
@@ -493,8 +529,8 @@ func (g *migGPU) setMode(on bool) error {
 	return nil
 }
 
-// destroyCompute destroys the compute instance that is the MIG device of that UUID:
-// the IDs of a compute instance are used again.
+// destroyCompute destroys the compute instance that is the MIG device with that UUID. It uses the
+// UUID because IDs of compute instances are reused.
 func (g *migGPU) destroyCompute(migUUID string) error {
 	devices, err := g.migDevices()
 	if err != nil {
@@ -518,8 +554,7 @@ func (g *migGPU) destroyCompute(migUUID string) error {
 	return nil
 }
 
-// destroyInstance destroys the GPU instance of the step's ID, if it is the one
-// at the step's place.
+// destroyInstance destroys the GPU instance with the step's ID if it has the step's placement.
 func (g *migGPU) destroyInstance(ctx context.Context, step mig.Step) error {
 	instance, err := g.lib.DeviceGetGpuInstanceById(g.device, step.GI)
 	if err != nil {
@@ -545,14 +580,14 @@ func (g *migGPU) destroyInstance(ctx context.Context, step mig.Step) error {
 	}
 }
 
-// For a moment after its last compute instance went, the driver calls a GPU instance
-// in use. It is tried again to destroy it with pauses that double, 0.3 s in all.
+// For a moment after its last compute instance has gone, the driver reports a GPU instance as in
+// use. destroyInstance then tries again with doubling pauses, 0.3 s in all.
 const (
 	settleFirst = 5 * time.Millisecond
 	settleLast  = 160 * time.Millisecond
 )
 
-// gone says that there being nothing to destroy is as good as having done it.
+// gone returns nil if there was nothing to destroy, which counts as success.
 func gone(err error) error {
 	if errors.Is(err, NotFound) {
 		return nil

@@ -9,46 +9,53 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// poller is the side of a Node that talks to the driver: it opens it, reads the
-// GPUs at intervals, listens for events, and sends what it sees to the publisher.
+// poller is the part of a Node that calls the driver. It opens the driver, reads the GPUs at
+// intervals, listens for events, and sends what it finds to the publisher.
 type poller struct {
 	*Node
-	// lib is the Node's, with calls that end soon after Watch does.
+	// lib is the Node's library, with calls that end soon after Watch does.
 	lib      Library
 	scans    chan scanResult
 	events   chan receivedEvent
 	monitors chan map[string]string
-	// rescanNow has room for one request to scan early.
+	// rescanNow has room for one request for an early scan.
 	rescanNow      chan struct{}
 	loggedProblems string
 	// loggedKernel is the last error of the Kernel.
 	loggedKernel string
-	// opening answers when the control node has been opened, which may hang; nil while nobody opens it.
+	// opening gets the result of opening the control node, which may hang; nil if it is not being
+	// opened.
 	opening chan error
-	// hadGPUs says that GPUs were read at least once.
+	// hadGPUs is true once GPUs have been read.
 	hadGPUs bool
-	// lost has the GPUs that were lost and not read since. Like awaitingScan it
+	// lost holds the GPUs that were lost and have not been read since. Like awaitingScan, it
 	// outlives a session with the driver.
 	lost map[string]bool
-	// lostPasses counts, for each GPU that is lost now, the passes in a row in which it was, "" for any that
-	// is not known, and reopened is when the driver was last opened again for one. They outlive it, too.
+	// lostPasses counts, for each GPU that is lost now, the consecutive passes in which it was
+	// lost; the key "" stands for unknown GPUs. reopened is when the driver was last reopened for a
+	// lost GPU. Both outlive a session with the driver.
 	lostPasses map[string]int
 	reopened   time.Time
-	// mustOpen says that the driver has not been opened yet, and that a failure ends the
-	// program.
+	// mustOpen is true while the driver has not been opened yet and a failure ends the program.
 	mustOpen bool
-	// awaitingScan are the commands that wait for the next scan that succeeds.
+	// awaitingScan holds the commands that wait for the next successful scan.
 	awaitingScan []chan struct{}
 }
 
 func newPoller(n *Node, lib Library) *poller {
 	return &poller{
-		Node: n, lib: lib, scans: make(chan scanResult), events: make(chan receivedEvent), monitors: make(chan map[string]string),
-		rescanNow: make(chan struct{}, 1), lost: map[string]bool{}, mustOpen: n.options.FailOnInitError,
+		Node:      n,
+		lib:       lib,
+		scans:     make(chan scanResult),
+		events:    make(chan receivedEvent),
+		monitors:  make(chan map[string]string),
+		rescanNow: make(chan struct{}, 1),
+		lost:      map[string]bool{},
+		mustOpen:  n.options.FailOnInitError,
 	}
 }
 
-// rescanSoon asks for an early scan. It never blocks.
+// rescanSoon requests an early scan. It never blocks.
 func (p *poller) rescanSoon() {
 	select {
 	case p.rescanNow <- struct{}{}:
@@ -56,8 +63,7 @@ func (p *poller) rescanSoon() {
 	}
 }
 
-// backoff is the pause before the next try. It doubles with each, up to
-// backoffLimit.
+// backoff is the pause before the next attempt. It doubles with each attempt, up to backoffLimit.
 type backoff struct{ first, next time.Duration }
 
 const backoffLimit = 30 * time.Second
@@ -70,12 +76,12 @@ func (b *backoff) pause() time.Duration {
 
 func (b *backoff) reset() { b.next = 0 }
 
-// run opens the driver, and opens it again after it failed, until ctx ends.
+// run opens the driver, and reopens it after failures, until ctx ends.
 func (p *poller) run(ctx context.Context) error {
 	retry := backoff{first: p.options.Backoff}
 	var mismatches Mismatches
 	for {
-		if waited := p.gate.awaitOpen(ctx); waited { // Another program had the driver, and may not have it ready.
+		if waited := p.gate.awaitOpen(ctx); waited { // Another program had the driver, and may not have it ready yet.
 			p.mustOpen, mismatches = false, Mismatches{}
 		}
 		worked, err := p.session(ctx)
@@ -84,7 +90,7 @@ func (p *poller) run(ctx context.Context) error {
 			p.hadGPUs = true
 		}
 		if _, released := errors.AsType[*releasedError](err); released && ctx.Err() == nil {
-			continue // The driver was closed at the last moment.
+			continue // The driver was closed just before.
 		}
 		left, lasting := mismatches.Lasting(err)
 		if p.hadGPUs && err != nil && !errors.Is(err, errNoNodes) && ctx.Err() == nil {
@@ -100,7 +106,7 @@ func (p *poller) run(ctx context.Context) error {
 		case lasting != nil && ctx.Err() == nil:
 			return lasting
 		case err == nil && ctx.Err() == nil:
-			continue // The gate wants another session.
+			continue // The gate asked for a new session.
 		case ctx.Err() != nil || !send(ctx, p.scans, scanResult{err: err}):
 			return nil
 		}
@@ -116,8 +122,8 @@ func (p *poller) run(ctx context.Context) error {
 	}
 }
 
-// session opens the driver and reads the GPUs until that fails or ctx ends.
-// worked says that they could be read at least once.
+// session opens the driver and reads the GPUs until that fails or ctx ends. worked reports whether
+// they were read at least once.
 func (p *poller) session(ctx context.Context) (worked bool, err error) {
 	if err := p.lib.Init(); err != nil {
 		return false, fmt.Errorf("open the driver: %w", explainMismatch(err))
@@ -130,8 +136,7 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 	}()
 	gpus := newScanner(p.lib, p.lost)
 	defer gpus.reads.Wait()
-	// This comes after the end of the wait for events, because a GPU may be reset
-	// while that is awaited.
+	// This runs after the wait for events has ended, because a GPU may be reset during that wait.
 	defer gpus.lastProbe(ctx)
 	listening := newListener(p)
 	defer listening.stop(ctx)
@@ -139,7 +144,7 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 	var scannedAt time.Time
 	for {
 		var scanned scanResult
-		// Half an interval early is better than almost a whole one late.
+		// Half an interval too early is better than almost a whole interval too late.
 		if now := time.Now(); now.Sub(scannedAt) >= p.options.Rescan-p.options.Probe/2 {
 			scannedAt, scanned = now, gpus.scan(ctx)
 			p.compare(&scanned, len(gpus.indices))
@@ -154,7 +159,9 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 				return worked, fmt.Errorf("no GPU can be read: %w", lost)
 			}
 		}
-		worked, scanned.driver, scanned.versions = true, versions.Driver, versions
+		worked = true
+		scanned.driver = versions.Driver
+		scanned.versions = versions
 		p.reopenForLost(scanned)
 		p.logProblems(scanned.problems)
 		if !p.deliver(ctx, scanned, listening) {
@@ -200,16 +207,17 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 // interval is the time between two passes over the GPUs.
 func (p *poller) interval() time.Duration { return min(p.options.Rescan, p.options.Probe) }
 
-// What is lost in so many passes stays lost in this session with the driver: nvml.h does not say whether one
-// gets a lost GPU back. For another one events of all GPUs are missed for a moment, so there is one in so many
-// passes at most: once a minute, unless the program is told to look more often.
+// A GPU that is lost in passesUntilLost passes stays lost in this session with the driver: nvml.h
+// does not say whether a session gets a lost GPU back. A new session misses events of all GPUs for
+// a moment, so there is at most one in passesUntilReopen passes: once a minute, unless the program
+// is configured to read the GPUs more often.
 const (
 	passesUntilLost   = 3
 	passesUntilReopen = 6
 )
 
-// reopenForLost asks for another session when a GPU stays lost. While a call hangs it does not: no session would
-// end.
+// reopenForLost requests a new session when a GPU stays lost. It does not while a call hangs,
+// because the session would not end.
 func (p *poller) reopenForLost(scanned scanResult) {
 	before := p.lostPasses
 	p.lostPasses = map[string]int{}
@@ -237,8 +245,8 @@ func (p *poller) reopenForLost(scanned scanResult) {
 	p.gate.closeAll()
 }
 
-// deliver sends a scan to the publisher, which must know the handles before
-// events name them, and then registers the GPUs for events.
+// deliver sends a scan to the publisher, which must know the handles before events name them. Then
+// it registers the GPUs for events.
 func (p *poller) deliver(ctx context.Context, scanned scanResult, listening *listener) bool {
 	if !send(ctx, p.scans, scanned) {
 		return false

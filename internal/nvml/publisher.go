@@ -14,23 +14,24 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// publisher is Watch's goroutine, and the only one that uses the tracker. It
-// publishes once for each thing that it handles.
+// publisher runs in Watch's goroutine, the only one that uses the tracker. It publishes once for
+// each item that it handles.
 type publisher struct {
 	*Node
 	tracker *tracker
 	changed func()
-	// degraded says of each GPU why its events are not received; "" when they are.
+	// degraded is the reason why a GPU's events are not received, by GPU; empty if they are
+	// received.
 	degraded map[string]string
-	// advised is the advice of each GPU that is no fault and was logged.
+	// advised holds, by GPU, the advice that was logged and is not a fault.
 	advised map[string]string
-	// saver and knownSaver are nil before RestoreHealth: until then the stores are an
-	// earlier program's.
+	// saver and knownSaver are nil before RestoreHealth: until then the stores belong to an earlier
+	// program.
 	saver      *saver[FatalHealth]
 	knownSaver *saver[KnownGPU]
 }
 
-// stop ends what the publisher has begun, and adds to the error what could not be ended.
+// stop ends the publisher's work, and adds to the error what could not be ended.
 func (p *publisher) stop(err error) error {
 	if hung := deadlinesOf(p.lib).hung(); hung != "" {
 		err = errors.Join(err, fmt.Errorf("abandoned %s, which the driver does not answer", hung))
@@ -42,7 +43,12 @@ func (p *publisher) stop(err error) error {
 func (p *publisher) handleScan(scanned scanResult) {
 	if scanned.err != nil {
 		p.tracker.addFailure(scanned.err)
-		p.publish(&snapshot{gpus: p.current.Load().gpus, versions: p.Versions(), unlisted: p.Unlisted(), err: scanned.err})
+		p.publish(&snapshot{
+			gpus:     p.current.Load().gpus,
+			versions: p.Versions(),
+			unlisted: p.Unlisted(),
+			err:      scanned.err,
+		})
 		return
 	}
 	p.tracker.addScan(scanned, p.moment())
@@ -50,11 +56,15 @@ func (p *publisher) handleScan(scanned scanResult) {
 	if scanned.compared {
 		unlisted = p.tracker.unlistedText(scanned)
 	}
-	p.publish(&snapshot{gpus: p.tracker.inventory(), versions: scanned.versions, unlisted: unlisted})
+	p.publish(&snapshot{
+		gpus:     p.tracker.inventory(),
+		versions: scanned.versions,
+		unlisted: unlisted,
+	})
 }
 
-// handleEvent says whether the GPUs must be read again to understand the event, or to find out what
-// the driver advises.
+// handleEvent reports whether the GPUs must be read again, to interpret the event or to get the
+// driver's advice.
 func (p *publisher) handleEvent(event receivedEvent) (again bool) {
 	gpu, reported, action, assigned := p.tracker.addEvent(event, p.moment())
 	log := p.log.With("gpu", gpu, "type", uint64(event.Type), "data", event.Data)
@@ -94,7 +104,7 @@ func (p *publisher) handleMonitors(degraded map[string]string) {
 	p.publishReport()
 }
 
-// publishFaults publishes the GPUs when nothing was learned about the driver.
+// publishFaults publishes the GPUs when there is no new information about the driver.
 func (p *publisher) publishFaults() {
 	next := *p.current.Load()
 	if len(p.tracker.gpus) > 0 {
@@ -103,8 +113,8 @@ func (p *publisher) publishFaults() {
 	p.publish(&next)
 }
 
-// publish makes next the inventory, if it differs from the one before, and only
-// then has fatal errors saved.
+// publish makes next the inventory if it differs from the current one. Only after that does it have
+// fatal errors saved.
 func (p *publisher) publish(next *snapshot) {
 	for _, change := range p.tracker.counters.changes {
 		p.logChange(change)
@@ -112,7 +122,8 @@ func (p *publisher) publish(next *snapshot) {
 	p.tracker.counters.changes = nil
 	p.publishReport()
 	before := p.current.Load()
-	if !reflect.DeepEqual(before.gpus, next.gpus) || before.versions != next.versions || before.unlisted != next.unlisted || message(before.err) != message(next.err) {
+	if !reflect.DeepEqual(before.gpus, next.gpus) || before.versions != next.versions ||
+		before.unlisted != next.unlisted || message(before.err) != message(next.err) {
 		if next.err != nil {
 			p.log.Error("the driver cannot be read", "error", next.err)
 		}
@@ -176,28 +187,33 @@ func (p *publisher) logChange(c healthChange) {
 	}
 }
 
-// saver keeps the newest list in the store, in a goroutine of its own:
-// the kubelet must hear of a fault before a disk has synced it.
+// saver saves the latest list in the store, in a goroutine of its own: the kubelet must learn of a
+// fault before a disk has synced it.
 type saver[T any] struct {
 	store Store[T]
 	log   *slog.Logger
-	// given is the list that the goroutine was last given. lists has room for one
-	// that it has not taken yet, which a newer one replaces.
+	// given is the list that the goroutine last got. lists has room for one list that the goroutine
+	// has not received yet; a newer one replaces it.
 	given  []T
 	lists  chan []T
 	failed atomic.Bool
 	done   chan struct{}
 }
 
-// startSaver starts the goroutine. stored is what the store has.
+// startSaver starts the goroutine. stored is the current content of the store.
 func startSaver[T any](store Store[T], stored []T, log *slog.Logger) *saver[T] {
-	s := &saver[T]{store: store, log: log, given: stored, lists: make(chan []T, 1), done: make(chan struct{})}
+	s := &saver[T]{
+		store: store,
+		log:   log,
+		given: stored,
+		lists: make(chan []T, 1),
+		done:  make(chan struct{}),
+	}
 	go s.run()
 	return s
 }
 
-// save has the list saved if it differs from the last one, or if that could not
-// be saved.
+// save has the list saved if it differs from the last one, or if saving the last one failed.
 func (s *saver[T]) save(list []T) {
 	same := len(list) == 0 && len(s.given) == 0 || reflect.DeepEqual(list, s.given)
 	if same && !s.failed.Load() {
@@ -224,7 +240,7 @@ func (s *saver[T]) run() {
 	}
 }
 
-// stop waits until the newest list is saved, or the limit comes. It does nothing for nil.
+// stop waits until the latest list is saved, or until the limit. It does nothing for a nil saver.
 func (s *saver[T]) stop(limit time.Time) error {
 	if s == nil {
 		return nil

@@ -12,29 +12,30 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// gate keeps this program from having GPUs open that it has released. A driver resets no
-// GPU that anybody has open; NVML opens a GPU when it is looked up and closes it with the
-// last Shutdown, which is what nvml.h calls to initialize. So to let go of one GPU, all
-// sessions of the program have to end, and no later one may look that GPU up.
+// gate prevents this program from having GPUs open that it has released. A driver cannot reset a
+// GPU that any program has open. NVML opens a GPU when the GPU is looked up, which nvml.h calls to
+// initialize it, and closes it with the last Shutdown. So to close one GPU, all sessions of the
+// program have to end, and no later session may look that GPU up.
 type gate struct {
-	// reopen asks the poller to end its session and to begin another.
+	// reopen asks the poller to end its session and to start another.
 	reopen chan struct{}
 
 	mu sync.Mutex
-	// released has the driver's index of each released GPU by UUID, -1 while unknown.
+	// released holds the driver's index of each released GPU, by UUID; -1 while unknown.
 	released map[string]int
-	// opened is NVML's count of Init less Shutdown. looked has the indexes that were looked
-	// up since it was 0, allLooked says that all were, and handles has those that came of it.
+	// opened counts as NVML does: calls of Init minus calls of Shutdown. looked holds the indexes
+	// looked up since opened was last 0. allLooked means that all were. handles holds the resulting
+	// handles.
 	opened    int
 	looked    map[int]bool
 	allLooked bool
 	handles   map[Device]int
-	// closing is not nil while Init waits for the end of all sessions; ending says that it
-	// waits no more, because the program ends.
+	// closing is not nil while Init waits for the end of all sessions. ending means that Init no
+	// longer waits, because the program ends.
 	closing chan struct{}
 	ending  bool
-	// paused says that no session begins once all pausedGPUs are released; changed is closed when
-	// that may be over.
+	// paused means that no session starts once all pausedGPUs are released. changed is closed when
+	// that may have ended.
 	paused     bool
 	pausedGPUs []string
 	changed    chan struct{}
@@ -42,20 +43,23 @@ type gate struct {
 
 func newGate() *gate {
 	return &gate{
-		reopen: make(chan struct{}, 1), released: map[string]int{}, looked: map[int]bool{}, handles: map[Device]int{},
-		changed: make(chan struct{}),
+		reopen:   make(chan struct{}, 1),
+		released: map[string]int{},
+		looked:   map[int]bool{},
+		handles:  map[Device]int{},
+		changed:  make(chan struct{}),
 	}
 }
 
-// releasedError is what looking up a released GPU returns, without asking the driver.
+// releasedError is the error of looking up a released GPU, without a driver call.
 type releasedError struct{ gpu string }
 
 func (e *releasedError) Error() string { return e.gpu + " is released" }
 
-// gateMethods are those that call looks at.
+// gateMethods are the methods that call handles.
 var gateMethods = []string{"Init", "Shutdown", "DeviceGetHandleByIndex", "DeviceGetUUID"}
 
-// call is the Interceptor.
+// call is the gate's Interceptor.
 func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 	if err := g.enter(call); err != nil {
 		return nil, err
@@ -72,8 +76,9 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 		g.handles[answer.(Device)] = call.Arguments[0].(int)
 	case call.Method == "DeviceGetUUID":
 		gpu := answer.(string)
-		index, looked := g.handles[call.Arguments[0].(Device)]                  // That of an event may be none of them.
-		if at, released := g.released[gpu]; released && looked && at != index { // The driver counts its GPUs otherwise now.
+		index, looked := g.handles[call.Arguments[0].(Device)] // The handle of an event may be none of them.
+		// If the index differs, the driver now numbers its GPUs differently.
+		if at, released := g.released[gpu]; released && looked && at != index {
 			g.released[gpu] = index
 			g.startClosing()
 			return nil, &releasedError{gpu}
@@ -82,9 +87,10 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 	return answer, err
 }
 
-// end counts the end of a session. It must be called with the lock.
+// end records the end of a session. g.mu must be held.
 func (g *gate) end() {
-	if g.opened = max(0, g.opened-1); g.opened == 0 {
+	g.opened = max(0, g.opened-1)
+	if g.opened == 0 {
 		clear(g.looked)
 		clear(g.handles)
 		g.allLooked = false
@@ -92,13 +98,13 @@ func (g *gate) end() {
 	}
 }
 
-// isOpen says whether a session may have the GPU at that index open, -1 for an unknown one, or the
-// driver while that is to be closed as a whole. It must be called with the lock.
+// isOpen reports whether a session may have the GPU at that index open, -1 for an unknown index. It
+// also returns true while the whole driver is to be closed but is still open. g.mu must be held.
 func (g *gate) isOpen(index int) bool {
 	return g.looked[index] || g.allLooked || g.opened > 0 && (index < 0 || g.closed())
 }
 
-// closed says that the driver is to be closed as a whole. It must be called with the lock.
+// closed reports whether the whole driver is to be closed. g.mu must be held.
 func (g *gate) closed() bool {
 	return g.paused && !slices.ContainsFunc(g.pausedGPUs, func(gpu string) bool {
 		_, released := g.released[gpu]
@@ -106,13 +112,13 @@ func (g *gate) closed() bool {
 	})
 }
 
-// tellChange has awaitOpen look again. It must be called with the lock.
+// tellChange makes awaitOpen check again. g.mu must be held.
 func (g *gate) tellChange() {
 	close(g.changed)
 	g.changed = make(chan struct{})
 }
 
-// awaitOpen waits until a session may begin, or until ctx ends, and says whether it had to wait.
+// awaitOpen waits until a session may start or ctx ends. It reports whether it had to wait.
 func (g *gate) awaitOpen(ctx context.Context) (waited bool) {
 	for ctx.Err() == nil {
 		g.mu.Lock()
@@ -130,7 +136,7 @@ func (g *gate) awaitOpen(ctx context.Context) (waited bool) {
 	return waited
 }
 
-// enter comes before each call: it has Init wait, and refuses to look released GPUs up.
+// enter runs before each call: it makes Init wait, and refuses look-ups of released GPUs.
 func (g *gate) enter(call Call) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -158,11 +164,11 @@ func (g *gate) enter(call Call) error {
 	return nil
 }
 
-// closeLimit is how long all sessions may take to end: longer than a look at how GPUs are used.
+// closeLimit is how long all sessions may take to end: longer than one reading of how the GPUs are
+// used.
 const closeLimit = 10 * time.Second
 
-// startClosing asks all sessions to end, and lets none begin before they have. It must be
-// called with the lock.
+// startClosing asks all sessions to end, and lets none start before they have. g.mu must be held.
 func (g *gate) startClosing() {
 	select {
 	case g.reopen <- struct{}{}:
@@ -179,15 +185,15 @@ func (g *gate) startClosing() {
 	}
 }
 
-// closeAll asks all sessions to end, and others to begin when they have.
+// closeAll asks all sessions to end. New ones start when they have.
 func (g *gate) closeAll() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.startClosing()
 }
 
-// stopClosing lets sessions begin again, unless that closing is over and maybe another one
-// under way.
+// stopClosing lets sessions start again, unless that closing is already over; another one may then
+// be in progress.
 func (g *gate) stopClosing(closing chan struct{}) {
 	if closing != nil && closing == g.closing {
 		close(closing)
@@ -195,7 +201,7 @@ func (g *gate) stopClosing(closing chan struct{}) {
 	}
 }
 
-// stop keeps nobody waiting any more: the program ends.
+// stop ends the wait for closing, because the program ends.
 func (g *gate) stop() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -203,11 +209,12 @@ func (g *gate) stop() {
 	g.stopClosing(g.closing)
 }
 
-// errStillOpen says that a session of this program does not end.
-var errStillOpen = errors.New("this program still has it open, because a driver call is not answered: to let go of it, restart Virgate")
+// errStillOpen means that a session of this program does not end.
+var errStillOpen = errors.New(
+	"this program still has it open, because a driver call is not answered: to let go of it, restart Virgate")
 
-// release keeps the GPU at the index closed, and returns when it is. While calls hang it
-// has no session end: that would help nothing, and the driver might not open again.
+// release keeps the GPU at the index closed, and returns when it is closed. While calls hang, it
+// does not ask sessions to end: that would not help, and the driver might not open again.
 func (g *gate) release(ctx context.Context, gpu string, index int, hung string) error {
 	g.mu.Lock()
 	g.released[gpu] = index
@@ -234,7 +241,7 @@ func (g *gate) release(ctx context.Context, gpu string, index int, hung string) 
 	return nil
 }
 
-// index is where the driver has the released GPU, -1 if that is unknown.
+// index returns the driver's index of the released GPU, -1 if it is unknown.
 func (g *gate) index(gpu string) (index int, released bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -242,13 +249,13 @@ func (g *gate) index(gpu string) (index int, released bool) {
 	return index, released
 }
 
-// Library is the Node's library. Whatever else in this program uses the GPUs must go through
-// it, so that Release can close them.
+// Library returns the Node's library. All other code of this program must use the GPUs through it,
+// so that Release can close them.
 func (n *Node) Library() Library { return n.lib }
 
-// OpenAll calls use, which opens all GPUs through a session of its own, as NVIDIA's library for
-// CDI does. NVML counts it with this program's. The error says that a GPU is released; use
-// is not called then.
+// OpenAll calls use, which opens all GPUs through a session of its own, as NVIDIA's CDI library
+// does. NVML counts that session together with this program's. If a GPU or the whole driver is
+// released, OpenAll returns an error and does not call use.
 func (n *Node) OpenAll(use func()) error {
 	if err := n.gate.enter(Call{Method: "Init"}); err != nil {
 		return err
@@ -269,10 +276,10 @@ func (n *Node) OpenAll(use func()) error {
 	return nil
 }
 
-// Pause closes the driver as a whole while all these GPUs, by UUID, are released, and without any of
-// them at once: a driver's module cannot be unloaded while anybody has a file of it open, and a
-// session that has looked up no GPU may have. It replaces an earlier one, and does not wait. Inventory
-// then stays as it was.
+// Pause closes the whole driver while all these GPUs, given by UUID, are released; without any
+// GPUs, at once. A driver's module cannot be unloaded while any program has one of its files open,
+// and a session may have one open even if it has looked up no GPU. Pause replaces an earlier Pause,
+// and does not wait. Inventory does not change during it.
 func (n *Node) Pause(gpus []string) {
 	n.gate.mu.Lock()
 	defer n.gate.mu.Unlock()
@@ -291,15 +298,15 @@ func (n *Node) Resume() {
 	n.gate.tellChange()
 }
 
-// Closed says that the driver is closed as a whole.
+// Closed reports whether the whole driver is closed.
 func (n *Node) Closed() bool {
 	n.gate.mu.Lock()
 	defer n.gate.mu.Unlock()
 	return n.gate.closed()
 }
 
-// KeepReleased keeps closed the GPUs that an earlier run had released. They come by UUID, with
-// the driver's index, -1 while unknown. It must be called before Watch.
+// KeepReleased keeps closed the GPUs that an earlier run has released. gpus holds the driver's
+// index by UUID, -1 while unknown. It must be called before Watch.
 func (n *Node) KeepReleased(gpus map[string]int) {
 	n.gate.mu.Lock()
 	defer n.gate.mu.Unlock()
@@ -308,8 +315,9 @@ func (n *Node) KeepReleased(gpus map[string]int) {
 	}
 }
 
-// SetReleased replaces what is kept closed by these GPUs, by UUID, with the driver's index, -1 while unknown, and returns
-// when no session has one of them open, or ctx ends. It is for a Node that is not watched.
+// SetReleased replaces the set of GPUs that are kept closed. gpus holds the driver's index by UUID,
+// -1 while unknown. It returns when no session has one of them open, or when ctx ends. It is for a
+// Node without Watch.
 func (n *Node) SetReleased(ctx context.Context, gpus map[string]int) {
 	g := n.gate
 	g.mu.Lock()
@@ -329,17 +337,19 @@ func (n *Node) SetReleased(ctx context.Context, gpus map[string]int) {
 	}
 }
 
-// Release lets go of the GPU of that UUID until Restore, so that it can be reset: events,
-// handles and, because NVML closes nothing else, the session with the driver. What is
-// known of the GPU stays as it is. Events of other GPUs are missed for a moment. It
-// returns the driver's index of the GPU. The error says that a driver call hangs, that the
-// GPU is not known, or that ctx ended; the GPU then is not looked up any more either.
+// Release closes the GPU with that UUID until Restore, so that it can be reset. It gives up the
+// GPU's events and handles, and the session with the driver, because NVML closes nothing else. The
+// data known about the GPU stays. Events of other GPUs are missed for a moment. It returns the
+// driver's index of the GPU. The error means that a driver call hangs, that the GPU is unknown, or
+// that ctx ended. If a call hangs, or ctx ends while sessions are ending, the GPU is no longer
+// looked up either.
 func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	index = -1
 	known := false
 	ended := n.request(ctx, func(p *publisher) {
 		var state *gpuState
-		if state, known = p.tracker.gpus[gpu]; known && state.listed {
+		state, known = p.tracker.gpus[gpu]
+		if known && state.listed {
 			index = state.driverIndex
 		}
 		p.handleMonitors(map[string]string{gpu: "it is released"})
@@ -347,7 +357,7 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	switch {
 	case ended != nil:
 		err = ended
-	case !known && !n.Closed(): // After a restart in a pause, no GPU was read.
+	case !known && !n.Closed(): // After a restart during a pause, no GPU was read.
 		err = errNoUnit
 	default:
 		err = n.gate.release(ctx, gpu, index, deadlinesOf(n.lib).hung())
@@ -358,8 +368,8 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	return index, nil
 }
 
-// Restore undoes Release, and returns when the GPU was read again. wasReset says that it
-// was reset meanwhile. The error says that ctx ended first.
+// Restore undoes Release, and returns when the GPU has been read again. wasReset means that the GPU
+// was reset meanwhile. The error means that ctx ended first.
 func (n *Node) Restore(ctx context.Context, gpu string, wasReset bool) error {
 	err := n.request(ctx, func(p *publisher) {
 		if state := p.tracker.gpus[gpu]; state != nil && wasReset {
@@ -376,11 +386,13 @@ func (n *Node) Restore(ctx context.Context, gpu string, wasReset bool) error {
 	return n.Refresh(ctx)
 }
 
-// addReleased adds a GPU that an earlier run knew and had released, and that is not looked
-// up: it is as it was.
+// addReleased adds a GPU that an earlier run knew and released. The GPU is not looked up, so its
+// stored state is used.
 func (t *tracker) addReleased(known sharing.GPU, driverIndex int, at moment) {
 	gpu := t.newGPU()
-	gpu.gpu, gpu.listed, gpu.driverIndex = known, true, driverIndex
+	gpu.gpu = known
+	gpu.listed = true
+	gpu.driverIndex = driverIndex
 	for _, unit := range gpu.allUnits() {
 		gpu.units[unit] = newUnitHealth(at.now)
 	}

@@ -15,11 +15,10 @@ import (
 
 // Scan opens the library, reads the node's GPUs once and closes the library.
 //
-// The GPUs are sorted by index. A GPU or partition that cannot be read does not
-// hide the others: it is left out, and the error, which then comes with the
-// GPUs, says why. A node without GPUs is no error. When the driver cannot be
-// opened or does not list its GPUs, there are no GPUs, and errors.Is finds the
-// return code in the error. GPUs that are known have their known indexes.
+// The GPUs are sorted by index. A GPU or partition that cannot be read does not hide the others:
+// Scan leaves it out, and returns the reason as an error along with the other GPUs. A node without
+// GPUs is not an error. If the driver cannot be opened or does not list its GPUs, there are no
+// GPUs, and errors.Is finds the return code in the error. GPUs in known keep their indexes.
 func Scan(lib Library, known ...KnownGPU) (gpus []sharing.GPU, err error) {
 	if err := lib.Init(); err != nil {
 		return nil, fmt.Errorf("open the driver: %w", err)
@@ -43,111 +42,116 @@ func Scan(lib Library, known ...KnownGPU) (gpus []sharing.GPU, err error) {
 	return seen.inventory(), scanned.problems
 }
 
-// Versions are those of the driver; zero when unknown.
+// Versions are the versions of the driver; zero if unknown.
 type Versions struct {
-	// Driver is "580.65.06", CUDA the newest that it runs, 12080 for 12.8.
+	// Driver is, for example, "580.65.06". CUDA is the newest version that the driver supports,
+	// 12080 for 12.8.
 	Driver string
 	CUDA   int
 }
 
-// ReadVersions asks the driver, which is open. What it does not tell is zero.
+// ReadVersions reads the versions from the driver, which must be open. Unknown versions are zero.
 func ReadVersions(lib Library) (v Versions) {
 	v.Driver, _ = lib.SystemGetDriverVersion()
 	v.CUDA, _ = lib.SystemGetCudaDriverVersion()
 	return v
 }
 
-// scanner reads all GPUs at once, and keeps their handles because looking one up
-// takes up to ten seconds on a busy node. A GPU that answers slowly is left out of
-// the scan; its result is handled when it comes. One goroutine uses the scanner.
+// scanner reads all GPUs in parallel. It keeps their handles, because looking one up takes up to
+// ten seconds on a busy node. A GPU that answers slowly is left out of the scan, and its result is
+// handled when it arrives. Only one goroutine uses the scanner.
 type scanner struct {
 	lib      Library
 	topology topology
 	indices  []*gpuIndex
-	// handles are those by which GPUs were last read, by UUID, and lost has the
-	// UUIDs of those that have answered GPU_IS_LOST since. Nothing else is left of
-	// a reset between two scans, so both outlive an enumeration.
+	// handles holds the handle by which each GPU was last read, by UUID. lost holds the UUIDs of
+	// those whose handle has returned GPU_IS_LOST since. A reset between two scans leaves no other
+	// trace, so both outlive an enumeration.
 	handles map[string]Device
 	lost    map[string]bool
-	// results come from the reads that are in flight, also between scans.
+	// results receives the results of the reads in flight, also between scans.
 	results     chan result
 	inFlight    int
 	reads       sync.WaitGroup
 	scannedOnce bool
 }
 
-// How long a scan waits for GPUs. The first one waits for all, since a GPU that
-// is missing in it seems not to be in the node; a hung call fails before that.
+// How long a scan waits for GPUs. The first scan waits for all, because a GPU missing in it would
+// seem not to be in the node; a hung call fails before that.
 const (
 	firstPatience = 35 * time.Second
 	patience      = 2 * time.Second
 )
 
-// gpuIndex is an index of the driver's enumeration, with the GPU that was found
-// there. While beingRead is set, the reading goroutine owns both.
+// gpuIndex is an index of the driver's enumeration, with the GPU found there. While beingRead is
+// set, the reading goroutine owns the index and its GPU.
 type gpuIndex struct {
 	index int
-	// gpu is nil where none could be identified.
+	// gpu is nil if no GPU could be identified.
 	gpu       *knownGPU
 	beingRead bool
 }
 
-// result is what came of reading the GPU at an index.
+// result is the result of reading the GPU at an index.
 type result struct {
 	*gpuIndex
-	// keep is the GPU to keep for the next read. One that cannot be replaced is
-	// kept, because what its handle answers later tells a reset from a hiccup.
+	// keep is the GPU to keep for the next read. A GPU that cannot be replaced is kept, because the
+	// later answers of its handle distinguish a reset from a brief failure.
 	keep    *knownGPU
 	reading reading
 	err     error
-	// lost are the handles that answered GPU_IS_LOST; newHandle says that a new one
-	// works.
+	// lost holds the handles that returned GPU_IS_LOST; newHandle means that a new handle works.
 	lost      []Device
 	newHandle bool
 }
 
-// scanResult is what a scan or probe of the GPUs found.
+// scanResult is the result of a scan or probe of the GPUs.
 type scanResult struct {
-	// driver is the driver's version, "" when it does not tell.
+	// driver is the driver's version; empty if the driver does not report it.
 	driver   string
 	versions Versions
 	readings []reading
-	// unreadable says what is wrong with each known GPU that could not be read, by
-	// UUID. pending are those that have not answered yet.
+	// unreadable holds the fault of each known GPU that could not be read, by UUID. pending holds
+	// the GPUs that have not answered yet.
 	unreadable map[string]finding
 	pending    map[string]bool
-	// refused are those of pending that the driver does not let this program read.
+	// refused holds the GPUs in pending that the driver does not let this program read.
 	refused map[string]bool
-	// listed is how many GPUs the driver lists, and bound are the addresses of those that it should, as far as both
-	// were compared; see Kernel.
+	// listed is how many GPUs the driver lists, and bound holds the addresses of the GPUs that it
+	// should list. Both are valid only if compared is true; see Kernel.
 	compared bool
 	listed   int
 	bound    []string
-	// complete says that the driver was asked for all its GPUs. uncertain says
-	// that a known GPU may be there all the same, at an index that could not be
-	// read.
+	// complete means that the driver was asked for all its GPUs. uncertain means that a known GPU
+	// may still be there, at an index that could not be read.
 	complete, uncertain bool
-	// lostThere says that a GPU answers GPU_IS_LOST of which nobody knows which it is,
-	// maybe a known one that is not found elsewhere.
+	// lostThere means that an unidentified GPU returns GPU_IS_LOST. It may be a known GPU that was
+	// not found elsewhere.
 	lostThere bool
-	// problems say what could not be read, joined; nil when all could be.
+	// problems holds the errors of what could not be read, joined; nil if everything was read.
 	problems error
-	// err says that nothing could be read; the rest is then empty.
+	// err is set if nothing could be read; all other fields are then empty.
 	err error
 }
 
-// errListedTwice says that two indices name one GPU: one of them has a handle
-// from before the GPUs changed places.
+// errListedTwice means that two indices name one GPU: one of them has a handle from before the GPUs
+// changed places.
 var errListedTwice = errors.New("the driver lists one GPU twice")
 
-// newScanner returns a scanner that knows no GPU. lost may come from a scanner
-// of an earlier session with the driver.
+// newScanner returns a scanner without known GPUs. lost may come from the scanner of an earlier
+// session with the driver.
 func newScanner(lib Library, lost map[string]bool) *scanner {
-	return &scanner{lib: lib, topology: topology{lib: lib, levels: map[[2]Device]string{}}, lost: lost, handles: map[string]Device{}, results: make(chan result)}
+	return &scanner{
+		lib:      lib,
+		topology: topology{lib: lib, levels: map[[2]Device]string{}},
+		lost:     lost,
+		handles:  map[string]Device{},
+		results:  make(chan result),
+	}
 }
 
-// scan reads every GPU that the driver lists. It fails as a whole only when the
-// driver does not answer or ctx ends.
+// scan reads every GPU that the driver lists. It fails as a whole only if the driver does not
+// answer or ctx ends.
 func (s *scanner) scan(ctx context.Context) scanResult {
 	scanned := s.enumerate(ctx)
 	if errors.Is(scanned.err, errListedTwice) {
@@ -163,7 +167,7 @@ func (s *scanner) enumerate(ctx context.Context) scanResult {
 		return scanResult{err: fmt.Errorf("list the GPUs: %w", err)}
 	}
 	if count != len(s.indices) {
-		// The results of reads in flight will be ignored: their indices are gone.
+		// Results of reads in flight will be ignored: their indices no longer exist.
 		s.indices = make([]*gpuIndex, count)
 		for index := range s.indices {
 			s.indices[index] = &gpuIndex{index: index}
@@ -172,8 +176,8 @@ func (s *scanner) enumerate(ctx context.Context) scanResult {
 	return s.readAll(ctx, true)
 }
 
-// probe reads the condition of the known GPUs. It does not enumerate them, so it
-// cannot say that one is missing.
+// probe reads the condition of the known GPUs. It does not enumerate them, so it cannot detect that
+// one is missing.
 func (s *scanner) probe(ctx context.Context) scanResult {
 	probed := s.readAll(ctx, false)
 	if errors.Is(probed.err, errListedTwice) {
@@ -183,7 +187,7 @@ func (s *scanner) probe(ctx context.Context) scanResult {
 	return probed
 }
 
-// readAll reads the GPUs at all indices that are not being read already.
+// readAll reads the GPUs at all indices that are not already being read.
 func (s *scanner) readAll(ctx context.Context, whole bool) scanResult {
 	waiting, handles := map[*gpuIndex]bool{}, maps.Clone(s.handles)
 	for _, i := range s.indices {
@@ -220,8 +224,7 @@ func (s *scanner) start(ctx context.Context, read func() result) {
 	s.reads.Go(func() { send(ctx, s.results, read()) })
 }
 
-// handle takes note of a finished read, and says whether its index is part of
-// the current enumeration.
+// handle records a finished read. It reports whether its index is part of the current enumeration.
 func (s *scanner) handle(r result) bool {
 	s.inFlight--
 	r.beingRead = false
@@ -233,7 +236,7 @@ func (s *scanner) handle(r result) bool {
 	return slices.Contains(s.indices, r.gpuIndex)
 }
 
-// late makes a scan of a result that came between scans.
+// late returns a scan result for a read that finished between scans.
 func (s *scanner) late(r result) scanResult {
 	if !s.handle(r) {
 		return scanResult{}
@@ -243,7 +246,7 @@ func (s *scanner) late(r result) scanResult {
 	return scanned
 }
 
-// merge makes a scan of the results, and keeps their GPUs for the next one.
+// merge returns a scan result for the results, and keeps their GPUs for the next scan.
 func (s *scanner) merge(results []result) scanResult {
 	slices.SortFunc(results, func(a, b result) int { return cmp.Compare(a.index, b.index) })
 	seen := map[string]bool{}
@@ -254,7 +257,12 @@ func (s *scanner) merge(results []result) scanResult {
 			seen[uuid] = true
 		}
 	}
-	scanned := scanResult{complete: true, unreadable: map[string]finding{}, pending: map[string]bool{}, refused: map[string]bool{}}
+	scanned := scanResult{
+		complete:   true,
+		unreadable: map[string]finding{},
+		pending:    map[string]bool{},
+		refused:    map[string]bool{},
+	}
 	var problems []error
 	for _, r := range results {
 		before := r.gpu
@@ -305,10 +313,9 @@ func (s *scanner) merge(results []result) scanResult {
 	return scanned
 }
 
-// lastProbe waits for all reads and then asks every handle once more, also those
-// of GPUs that are at no index: closing the driver loses what they tell of a
-// reset. It leaves that in lost, and does nothing when ctx has ended, since
-// nobody will want to know.
+// lastProbe waits for all reads and then probes every handle once more, including handles of GPUs
+// that are at no index: closing the driver loses what they tell about a reset. It stores that in
+// lost. It does nothing if ctx has ended, because the result would not be used.
 func (s *scanner) lastProbe(ctx context.Context) {
 	s.wait(ctx)
 	if ctx.Err() != nil {
@@ -326,7 +333,7 @@ func (s *scanner) lastProbe(ctx context.Context) {
 	s.wait(ctx)
 }
 
-// wait handles all reads in flight, unless ctx ends.
+// wait handles all reads in flight, or returns when ctx ends.
 func (s *scanner) wait(ctx context.Context) {
 	for s.inFlight > 0 {
 		select {
@@ -338,22 +345,24 @@ func (s *scanner) wait(ctx context.Context) {
 	}
 }
 
-// read reads the GPU at the index: by its handle if it has one, with a probe
-// unless the whole is wanted, and otherwise by a new handle. handles are those
-// by which GPUs were last read, by UUID, maybe at another index.
+// read reads the GPU at the index. If the index has a handle, it uses that, with a probe unless
+// whole is set; otherwise it gets a new handle. handles holds the handles by which GPUs were last
+// read, by UUID, possibly at another index.
 func (i *gpuIndex) read(lib Library, whole bool, handles map[string]Device) result {
 	r := result{gpuIndex: i, keep: i.gpu}
 	if i.gpu != nil {
 		if !whole {
-			if r.reading, r.err = i.gpu.probe(lib); r.err == nil {
+			r.reading, r.err = i.gpu.probe(lib)
+			if r.err == nil {
 				return r
 			}
 		}
-		if r.reading, r.err = i.gpu.read(lib); r.err == nil {
+		r.reading, r.err = i.gpu.read(lib)
+		if r.err == nil {
 			return r
 		}
 		if _, hung := errors.AsType[*AbandonedError](r.err); hung {
-			return r // The handle may yet answer that its GPU was lost.
+			return r // The handle may still report later that its GPU was lost.
 		}
 		if errors.Is(r.err, GPUIsLost) {
 			r.lost = append(r.lost, i.gpu.device)
@@ -364,7 +373,10 @@ func (i *gpuIndex) read(lib Library, whole bool, handles map[string]Device) resu
 		r.err = err
 		return r
 	}
-	r.keep, r.reading, r.err, r.newHandle = found, reading, nil, true
+	r.keep = found
+	r.reading = reading
+	r.err = nil
+	r.newHandle = true
 	if handle, had := handles[reading.gpu.UUID]; had && handle != reading.device && answersLost(lib, handle) {
 		r.lost = append(r.lost, handle)
 	}
@@ -384,8 +396,8 @@ func find(lib Library, index int) (*knownGPU, reading, error) {
 	return found, r, err
 }
 
-// answersLost says whether the handle answers a probe with GPU_IS_LOST. Calls
-// that the driver answers from memory would not tell.
+// answersLost reports whether the handle returns GPU_IS_LOST for a probe. Calls that the driver
+// answers from memory would not show this.
 func answersLost(lib Library, device Device) bool {
 	r := reading{device: device}
 	return errors.Is(r.readCondition(lib), GPUIsLost)

@@ -12,52 +12,54 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// tracker remembers every GPU that was ever seen, and what is wrong with it. It
-// does not call the driver: scans and events are added to it, and it derives the
-// inventory and the health from them. One goroutine owns it.
+// tracker remembers every GPU that was ever seen, and its faults. It does not call the driver: it
+// gets scans and events, and derives the inventory and the health from them. One goroutine owns it.
 type tracker struct {
 	gpus map[string]*gpuState
-	// handles are all by which GPUs were ever read, with their UUIDs.
+	// handles holds all handles by which GPUs were ever read, with the GPUs' UUIDs.
 	handles  map[Device]string
 	counters *counters
-	// driver is the last known version of the driver; unloaded says that no driver
-	// was loaded since.
+	// driver is the last known version of the driver. unloaded is true if no driver was loaded at
+	// some time since.
 	driver   string
 	unloaded bool
-	// known has every GPU that has an index, by UUID: those of gpus, and those of an earlier
-	// run. boot is that of the machine, "" before they are known.
+	// known holds every GPU that has an index, by UUID: the GPUs in gpus, and those of an earlier
+	// run. boot is the machine's boot ID; empty before these are known.
 	known map[string]KnownGPU
 	boot  string
-	// complete says that the last complete scan has found all GPUs that there are, certain
-	// that it has also told which they are.
+	// complete means that the last complete scan found all existing GPUs; certain means that it
+	// also identified them.
 	complete, certain bool
-	// released says whether a GPU is not looked up because it is released, and the index
-	// at which the driver had it.
+	// released reports whether a GPU is released and so not looked up, and returns the driver's
+	// last index of it.
 	released func(gpu string) (driverIndex int, released bool)
-	// pending are the fatal errors of an earlier run against units that were not
-	// seen yet.
+	// pending holds the fatal errors of an earlier run for units that have not been seen yet.
 	pending []FatalHealth
 }
 
 func newTracker(released func(gpu string) (driverIndex int, released bool)) *tracker {
 	return &tracker{
 		released: released,
-		gpus:     map[string]*gpuState{}, handles: map[Device]string{}, known: map[string]KnownGPU{},
-		counters: &counters{transitions: map[sharing.TransitionCount]sharing.TransitionCount{}, xids: map[sharing.XIDCount]sharing.XIDCount{}},
+		gpus:     map[string]*gpuState{},
+		handles:  map[Device]string{},
+		known:    map[string]KnownGPU{},
+		counters: &counters{
+			transitions: map[sharing.TransitionCount]sharing.TransitionCount{},
+			xids:        map[sharing.XIDCount]sharing.XIDCount{},
+		},
 	}
 }
 
-// moment is when something is observed, and the health rules that apply to it.
+// moment is the time of an observation, and the health rules that apply to it.
 type moment struct {
 	now   time.Time
 	rules sharing.HealthRules
 }
 
-// addScan adds a scan that read something. A GPU that a complete scan does not
-// have is no longer listed by the driver, but it stays, because its pods still
-// hold it.
+// addScan adds a scan that has read something. A GPU that is missing in a complete scan is no
+// longer listed by the driver. It stays in the inventory, because its pods still hold it.
 func (t *tracker) addScan(scanned scanResult, at moment) {
-	// Loading a driver, another one or the same again, resets the GPUs.
+	// Loading a driver resets the GPUs, whether it is another driver or the same one.
 	if t.unloaded || differ(scanned.driver, t.driver) {
 		for _, gpu := range t.gpus {
 			gpu.lost = true
@@ -101,7 +103,8 @@ func (t *tracker) addScan(scanned scanResult, at moment) {
 		}
 	}
 	if scanned.complete && !scanned.uncertain {
-		t.pending = slices.DeleteFunc(t.pending, func(f FatalHealth) bool { return !read[f.GPU] && !scanned.pending[f.GPU] })
+		t.pending = slices.DeleteFunc(t.pending,
+			func(f FatalHealth) bool { return !read[f.GPU] && !scanned.pending[f.GPU] })
 	}
 	t.addMissing(at)
 }
@@ -110,10 +113,10 @@ func (t *tracker) newGPU() *gpuState {
 	return &gpuState{units: map[string]unitHealth{}, counters: t.counters}
 }
 
-// index is the index of a GPU: the one under which it was first known. A new GPU has the
-// driver's, even if that was the index of a GPU that is gone, as where one was replaced. While
-// the node has that other GPU, the new one has the next index that no known GPU has. While it
-// only may have it, that index is provisional.
+// index returns a GPU's index: the one under which it was first known. A new GPU gets the driver's
+// index, even if a GPU that is gone had it, as after a replacement. If the node still has that
+// other GPU, the new one gets the next index that no known GPU has. If the node only may have it,
+// that index is provisional.
 func (t *tracker) index(uuid string, driver int) int {
 	gpu, known := t.known[uuid]
 	if known && (!gpu.Provisional || !t.certain) {
@@ -136,8 +139,8 @@ func (t *tracker) index(uuid string, driver int) int {
 	return index
 }
 
-// remember takes over the GPUs that an earlier run knew: they have their indexes of then.
-// boot is that of the machine now, "" when unknown.
+// remember restores the GPUs that an earlier run knew, with their indexes. boot is the machine's
+// current boot ID; empty if unknown.
 func (t *tracker) remember(stored []KnownGPU, boot string, at moment) {
 	t.known, t.boot = map[string]KnownGPU{}, boot
 	for _, gpu := range stored {
@@ -149,9 +152,9 @@ func (t *tracker) remember(stored []KnownGPU, boot string, at moment) {
 	t.addMissing(at)
 }
 
-// addMissing adds, as lost, the GPUs that an earlier run knew since the machine was booted and
-// that the driver does not list: what a profile means by four GPUs must not depend on whether
-// the program was restarted.
+// addMissing adds, as lost, the GPUs that an earlier run knew since the machine was booted and that
+// the driver does not list. The meaning of four GPUs in a profile must not depend on whether the
+// program was restarted.
 func (t *tracker) addMissing(at moment) {
 	for uuid, known := range t.known {
 		index, released := t.released(uuid)
@@ -167,10 +170,14 @@ func (t *tracker) addMissing(at moment) {
 	}
 }
 
-// knownGPUs is what to keep for a restart, by index.
+// knownGPUs returns the GPUs to store for a restart, by index.
 func (t *tracker) knownGPUs() []KnownGPU {
 	for uuid, gpu := range t.gpus {
-		known := KnownGPU{GPU: gpu.gpu, Boot: t.boot, Provisional: t.known[uuid].Provisional}
+		known := KnownGPU{
+			GPU:         gpu.gpu,
+			Boot:        t.boot,
+			Provisional: t.known[uuid].Provisional,
+		}
 		known.Links = nil
 		t.known[uuid] = known
 	}
@@ -179,17 +186,23 @@ func (t *tracker) knownGPUs() []KnownGPU {
 
 func (t *tracker) addFailure(err error) { t.unloaded = t.unloaded || errors.Is(err, DriverNotLoaded) }
 
-// uuids are those of the known GPUs, sorted.
+// uuids returns the UUIDs of the known GPUs, sorted.
 func (t *tracker) uuids() []string { return slices.Sorted(maps.Keys(t.gpus)) }
 
-// addEvent adds an event to the GPU of the UUID that it came with, or else to the one that
-// has or had its handle. Where neither tells the GPU, uuid is "", and all GPUs are suspect. The event
-// is not assigned when it names a GPU or partition that is not known: the next scan may
-// find it.
-func (t *tracker) addEvent(e receivedEvent, at moment) (uuid string, r errorReport, action sharing.ErrorAction, assigned bool) {
+// addEvent adds an event to the GPU with the UUID that came with it, or else to the GPU that has or
+// had its handle. If neither identifies the GPU, uuid is empty, and all GPUs are suspect. assigned
+// is false if the event names an unknown GPU or partition: the next scan may find it.
+func (t *tracker) addEvent(
+	e receivedEvent,
+	at moment,
+) (uuid string, r errorReport, action sharing.ErrorAction, assigned bool) {
 	found, action := classify(e.Event, at.rules)
-	r = errorReport{event: e.Event, kind: reportedSuspect, finding: found}
-	uuid = cmp.Or(e.uuid, t.handles[e.Device]) // A handle may stand for another GPU than it did.
+	r = errorReport{
+		event:   e.Event,
+		kind:    reportedSuspect,
+		finding: found,
+	}
+	uuid = cmp.Or(e.uuid, t.handles[e.Device]) // A handle may have been reused for another GPU.
 	if uuid == "" && action != sharing.IgnoreError {
 		action = sharing.SuspectError
 		r.finding.text += " of a GPU that the driver does not name"
@@ -221,12 +234,12 @@ func (t *tracker) addEvent(e receivedEvent, at moment) (uuid string, r errorRepo
 	return uuid, r, action, false
 }
 
-// errNoUnit says that a selector names nothing on the node.
+// errNoUnit means that a selector matches nothing on the node.
 var errNoUnit = errors.New("no such GPU or partition")
 
-// clear takes an operator's word that the selected units may be used, for a GPU
-// its partitions too, and returns their health after that. A GPU that the driver does
-// not list is forgotten.
+// clear records an operator's confirmation that the selected units may be used, for a GPU including
+// its partitions. It returns their health after that. A GPU that the driver does not list is
+// forgotten.
 func (t *tracker) clear(selector sharing.Selector, at moment) ([]sharing.UnitHealth, error) {
 	var cleared []sharing.UnitHealth
 	for _, uuid := range t.uuids() {
@@ -246,8 +259,7 @@ func (t *tracker) clear(selector sharing.Selector, at moment) ([]sharing.UnitHea
 	return cleared, nil
 }
 
-// restore takes over the fatal errors of an earlier run, except those of an
-// earlier boot.
+// restore restores the fatal errors of an earlier run, except those from an earlier boot.
 func (t *tracker) restore(stored []FatalHealth, boot string, at moment) {
 	t.pending = slices.DeleteFunc(slices.Clone(stored), func(f FatalHealth) bool { return differ(f.Boot, boot) })
 	for _, uuid := range t.uuids() {
@@ -255,8 +267,8 @@ func (t *tracker) restore(stored []FatalHealth, boot string, at moment) {
 	}
 }
 
-// restoreGPU adds the pending errors of a GPU that was read. Those of a partition
-// that it does not have are dropped: the partition was destroyed.
+// restoreGPU adds the pending errors of a GPU that was read. It drops errors of a partition that
+// the GPU does not have: the partition was destroyed.
 func (t *tracker) restoreGPU(gpu *gpuState, at moment) {
 	t.pending = slices.DeleteFunc(t.pending, func(f FatalHealth) bool {
 		if f.GPU != gpu.gpu.UUID {
@@ -267,14 +279,14 @@ func (t *tracker) restoreGPU(gpu *gpuState, at moment) {
 			o := observation{kind: reportedFatal}
 			for i, reason := range f.Reasons {
 				found := finding{cause: sharing.CauseRestart, text: reason}
-				if len(f.XIDs) == len(f.Reasons) { // Not so in a state file of before there were any.
+				if len(f.XIDs) == len(f.Reasons) { // State files from before there were XIDs have none.
 					found.xid = f.XIDs[i]
 				}
 				o.findings = append(o.findings, found)
 			}
 			if len(o.findings) > 0 {
 				gpu.observe(f.Unit, o, at)
-				// It has been in this state since before the restart.
+				// The unit has been in this state since before the restart.
 				h := gpu.units[f.Unit]
 				if f.Since.Before(h.since) {
 					h.since = f.Since
@@ -286,11 +298,11 @@ func (t *tracker) restoreGPU(gpu *gpuState, at moment) {
 	})
 }
 
-// differ says whether both are known and not the same.
+// differ reports whether both values are known and different.
 func differ(a, b string) bool { return a != "" && b != "" && a != b }
 
-// fatalErrors is what to keep for a restart, by unit: the errors in force, and
-// those that are still pending.
+// fatalErrors returns the errors to store for a restart, by unit: the current ones, and those still
+// pending.
 func (t *tracker) fatalErrors(boot string) []FatalHealth {
 	list := slices.Clone(t.pending)
 	for uuid, gpu := range t.gpus {
@@ -298,7 +310,14 @@ func (t *tracker) fatalErrors(boot string) []FatalHealth {
 			if len(h.fatal) == 0 {
 				continue
 			}
-			f := FatalHealth{GPU: uuid, Unit: unit, Since: h.since.UTC().Round(0), Boot: boot, Driver: t.driver, Marks: gpu.marks}
+			f := FatalHealth{
+				GPU:    uuid,
+				Unit:   unit,
+				Since:  h.since.UTC().Round(0),
+				Boot:   boot,
+				Driver: t.driver,
+				Marks:  gpu.marks,
+			}
 			for _, found := range h.fatal {
 				f.Reasons, f.XIDs = append(f.Reasons, found.text), append(f.XIDs, found.xid)
 			}
@@ -309,8 +328,7 @@ func (t *tracker) fatalErrors(boot string) []FatalHealth {
 	return list
 }
 
-// inventory is the GPUs as they are now, by index. It shares nothing with the
-// tracker.
+// inventory returns the current GPUs, by index. The result shares nothing with the tracker.
 func (t *tracker) inventory() []sharing.GPU {
 	gpus := make([]sharing.GPU, 0, len(t.gpus))
 	for _, gpu := range t.gpus {
@@ -322,8 +340,7 @@ func (t *tracker) inventory() []sharing.GPU {
 	return gpus
 }
 
-// health is every unit's health, by GPU and partition index, with the
-// counters.
+// health returns every unit's health, by GPU and partition index, with the counters.
 func (t *tracker) health(rules sharing.HealthRules) sharing.HealthReport {
 	units := []sharing.UnitHealth{}
 	for _, gpu := range t.inventory() {
@@ -335,7 +352,8 @@ func (t *tracker) health(rules sharing.HealthRules) sharing.HealthReport {
 	return sharing.HealthReport{
 		Units: units,
 		Transitions: slices.SortedFunc(maps.Values(t.counters.transitions), func(a, b sharing.TransitionCount) int {
-			return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To), cmp.Compare(a.Cause, b.Cause))
+			return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To),
+				cmp.Compare(a.Cause, b.Cause))
 		}),
 		XIDs: slices.SortedFunc(maps.Values(t.counters.xids), func(a, b sharing.XIDCount) int {
 			return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.XID, b.XID), cmp.Compare(a.Action, b.Action))
@@ -343,43 +361,42 @@ func (t *tracker) health(rules sharing.HealthRules) sharing.HealthReport {
 	}
 }
 
-// gpuState is what is known of one GPU.
+// gpuState is what the tracker knows of one GPU.
 type gpuState struct {
-	// resets is how often it was seen to be reset.
+	// resets counts how often the GPU was seen to be reset.
 	resets int
-	// gpu is the last reading, without faults, with the index of the tracker.
+	// gpu is the last reading, without faults and with the tracker's index.
 	gpu sharing.GPU
-	// driverIndex is the index at which the driver last had the GPU; listed says that it
-	// has the GPU still.
+	// driverIndex is the GPU's last index in the driver; listed is true while the driver still has
+	// the GPU.
 	driverIndex int
 	listed      bool
-	// units is the health of the GPU and of its partitions, by UUID.
+	// units holds the health of the GPU and of its partitions, by UUID.
 	units map[string]unitHealth
-	// lost says that the GPU was lost, or its driver unloaded, since it was last
-	// read: when it comes back it has been reset.
+	// lost is true if the GPU was lost, or its driver unloaded, since the GPU was last read: when
+	// it comes back, it has been reset.
 	lost bool
-	// hot says that the GPU was too hot at the last reading, heat in words, celsius how hot it was,
-	// and safe at which temperature it no longer is. slowdown is where the board slows it down, 0 when
-	// unknown.
+	// hot is true if the GPU was too hot at the last reading. heat describes that, celsius is the
+	// temperature, and safe is the temperature at which it is no longer too hot. slowdown is the
+	// temperature at which the hardware slows the GPU down, 0 if unknown.
 	hot           bool
 	heat          string
 	celsius, safe int
 	slowdown      int
-	// recovery is the last known RecoveryAction since the last reset; recoveryKnown says that
-	// the driver has reported one.
+	// recovery is the last known RecoveryAction since the last reset; recoveryKnown is true if the
+	// driver has reported one.
 	recovery      uint32
 	recoveryKnown bool
-	// joining is its way into the fabric of NVLinks.
+	// joining is the GPU's progress in joining the fabric of NVLinks.
 	joining joining
-	// marks are the last known, of this run or the one before.
+	// marks are the last known marks, of this run or the previous one.
 	marks Marks
-	// unassigned are reports for partitions that were not known yet.
+	// unassigned holds reports for partitions that are not known yet.
 	unassigned []errorReport
 	counters   *counters
 }
 
-// errorReport is an error that the driver reported for a unit, classified by the rules
-// in force when it came.
+// errorReport is an error that the driver reported for a unit, classified by the rules at the time.
 type errorReport struct {
 	event   Event
 	kind    observationKind
@@ -401,11 +418,16 @@ func (g *gpuState) addReading(r reading, at moment) {
 		}
 	}
 	g.feel(r, at.rules)
-	if r.recoveryKnown { // One that cannot be read for once has not changed.
+	if r.recoveryKnown { // A value that could not be read this time has not changed.
 		g.recovery, g.recoveryKnown = r.recovery, true
 	}
-	if advice := adviceOf(g.recovery); advice.asks != "" && !advice.harmless && at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
-		r.found(r.gpu.UUID, finding{cause: sharing.CauseProbe, text: "the driver asks for " + advice.asks, todo: advice.todo})
+	if advice := adviceOf(g.recovery); advice.asks != "" && !advice.harmless &&
+		at.rules.XID(sharing.RecoveryActionChanged) != sharing.IgnoreError {
+		r.found(r.gpu.UUID, finding{
+			cause: sharing.CauseProbe,
+			text:  "the driver asks for " + advice.asks,
+			todo:  advice.todo,
+		})
 	}
 	var hindrances []finding
 	if r.fabricKnown {
@@ -432,7 +454,7 @@ func (g *gpuState) addReading(r reading, at moment) {
 		if unit == g.gpu.UUID && g.hot {
 			wrong = append(slices.Clip(wrong), finding{cause: sharing.CauseTemperature, text: g.heat})
 		}
-		// The reading that shows a reset does not show that all is well.
+		// The reading that shows a reset does not show that there are no faults.
 		if len(wrong) > 0 || !reset {
 			g.observe(unit, observation{kind: probed, findings: wrong}, at)
 		}
@@ -443,19 +465,20 @@ func (g *gpuState) addReading(r reading, at moment) {
 	g.unassigned = nil
 }
 
-// feel finds out whether the GPU is too hot: for its board, if that tells and the rules have no
-// limit of their own, or for the rules.
+// feel determines whether the GPU is too hot: by its slowdown temperature, if that is known and the
+// rules have no limit of their own, or else by the rules' limit.
 func (g *gpuState) feel(r reading, rules sharing.HealthRules) {
 	if r.celsiusKnown {
 		g.celsius = r.celsius
 	}
 	hysteresis := rules.TemperatureLimit - rules.TemperatureSafe
 	switch told := r.slowdown.told; {
-	case rules.BoardTemperature && (told == slowdownThreshold || told == slowdownByMargin) && (r.marginKnown || r.celsiusKnown && g.slowdown > 0):
+	case rules.BoardTemperature && (told == slowdownThreshold || told == slowdownByMargin) &&
+		(r.marginKnown || r.celsiusKnown && g.slowdown > 0):
 		margin := r.margin
 		switch {
 		case !r.marginKnown:
-			margin = g.slowdown - g.celsius // By what the board has told before.
+			margin = g.slowdown - g.celsius // Computed from the slowdown temperature reported before.
 		case r.celsiusKnown:
 			g.slowdown = g.celsius + margin
 		}
@@ -467,7 +490,7 @@ func (g *gpuState) feel(r reading, rules sharing.HealthRules) {
 	}
 }
 
-// allUnits are the UUIDs of the GPU and of its partitions, in that order.
+// allUnits returns the UUIDs of the GPU and of its partitions, in that order.
 func (g *gpuState) allUnits() []string {
 	units := []string{g.gpu.UUID}
 	for _, p := range g.gpu.Partitions {
@@ -476,10 +499,10 @@ func (g *gpuState) allUnits() []string {
 	return units
 }
 
-// complete fills in what was known before and could not be read now, and forgets
-// the partitions that are gone.
+// complete adds data that was known before and could not be read now, and forgets partitions that
+// are gone.
 func (g *gpuState) complete(r *reading) {
-	// The next probe's reading starts from this one, so it must not be changed.
+	// The next probe's reading starts from this one, so its maps and slices must not be changed.
 	r.findings, r.gpu.Partitions = maps.Clone(r.findings), slices.Clone(r.gpu.Partitions)
 	r.gpu.Memory = cmp.Or(r.gpu.Memory, g.gpu.Memory)
 	for _, before := range g.gpu.Partitions {
@@ -490,7 +513,7 @@ func (g *gpuState) complete(r *reading) {
 		case r.problems == nil:
 			delete(g.units, before.UUID)
 		default:
-			// A partition must not seem destroyed because one call failed.
+			// One failed call must not make a partition seem destroyed.
 			r.gpu.Partitions = append(r.gpu.Partitions, before)
 			if !errors.Is(r.problems, NoPermission) {
 				r.found(before.UUID, notReadFinding())
@@ -499,11 +522,12 @@ func (g *gpuState) complete(r *reading) {
 	}
 }
 
-// assign adds the report to the units that it names, or to the GPU if the error is always
-// the whole GPU's; false when the GPU has no such partition.
+// assign adds the report to the units that it names, or to the GPU if the error always concerns the
+// whole GPU. It returns false if the GPU has no such partition.
 func (g *gpuState) assign(r errorReport, at moment) bool {
 	o := observation{kind: r.kind, findings: []finding{r.finding}}
-	if r.event.GI == WholeGPU || !g.gpu.MIG || r.event.Type&EventGPUUnavailable != 0 || r.event.Type&EventXIDCritical != 0 && sharing.XIDOfWholeGPU(r.event.Data) {
+	if r.event.GI == WholeGPU || !g.gpu.MIG || r.event.Type&EventGPUUnavailable != 0 ||
+		r.event.Type&EventXIDCritical != 0 && sharing.XIDOfWholeGPU(r.event.Data) {
 		g.observe(g.gpu.UUID, o, at)
 		return true
 	}
@@ -532,16 +556,25 @@ func (g *gpuState) observe(unit string, o observation, at moment) {
 	if after.state == before.state {
 		return
 	}
-	change := healthChange{UnitHealth: g.health(unit, at.rules), From: before.state, Cause: after.cause}
+	change := healthChange{
+		UnitHealth: g.health(unit, at.rules),
+		From:       before.state,
+		Cause:      after.cause,
+	}
 	change.Reason = cmp.Or(change.Reason, before.reason())
 	g.counters.addChange(change)
 }
 
-// health is the unit's health in words.
+// health returns the unit's health as text and times.
 func (g *gpuState) health(unit string, rules sharing.HealthRules) sharing.UnitHealth {
 	h := g.units[unit]
 	return sharing.UnitHealth{
-		Unit: unit, GPU: g.gpu.UUID, Index: g.index(unit), State: h.state, Reason: h.reason(), Since: h.since,
+		Unit:        unit,
+		GPU:         g.gpu.UUID,
+		Index:       g.index(unit),
+		State:       h.state,
+		Reason:      h.reason(),
+		Since:       h.since,
 		Explanation: h.explain(g.celsius, g.safe, rules),
 	}
 }
@@ -555,7 +588,7 @@ func (g *gpuState) index(unit string) string {
 	return strconv.Itoa(g.gpu.Index)
 }
 
-// matching are the GPU's units that the selector names, the GPU first.
+// matching returns the GPU's units that match the selector, the GPU first.
 func (g *gpuState) matching(selector sharing.Selector) []string {
 	var units []string
 	if selector.MatchGPU(g.gpu) {
@@ -590,17 +623,22 @@ func (g *gpuState) withHealth() sharing.GPU {
 	return gpu
 }
 
-// counters count what happened to the health of all GPUs.
+// counters counts the events in the health of all GPUs.
 type counters struct {
-	// transitions and xids are by themselves with a Count of 0.
+	// transitions and xids map each value with a Count of 0 to the value with its Count.
 	transitions map[sharing.TransitionCount]sharing.TransitionCount
 	xids        map[sharing.XIDCount]sharing.XIDCount
-	// changes are those that were not reported yet.
+	// changes holds the changes that have not been reported yet.
 	changes []healthChange
 }
 
 func (c *counters) addChange(change healthChange) {
-	key := sharing.TransitionCount{GPU: change.GPU, From: change.From, To: change.State, Cause: change.Cause}
+	key := sharing.TransitionCount{
+		GPU:   change.GPU,
+		From:  change.From,
+		To:    change.State,
+		Cause: change.Cause,
+	}
 	counted := key
 	counted.Count = c.transitions[key].Count + 1
 	c.transitions[key] = counted
@@ -612,7 +650,11 @@ func (c *counters) addXID(gpu string, code uint64, action sharing.ErrorAction, r
 	if _, known := rules.XIDs[code]; known {
 		name = strconv.FormatUint(code, 10)
 	}
-	key := sharing.XIDCount{GPU: gpu, XID: name, Action: action}
+	key := sharing.XIDCount{
+		GPU:    gpu,
+		XID:    name,
+		Action: action,
+	}
 	counted := key
 	counted.Count = c.xids[key].Count + 1
 	c.xids[key] = counted

@@ -10,11 +10,12 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Meter reads how the GPUs are used. It has handles of its own, and opens the
-// library only while it reads, so that whoever else has it open can close it and
-// open another version after that. One goroutine uses it.
+// Meter reads how the GPUs are used. It has its own handles, and opens the library only while it
+// reads. Another part of the program that has the library open can therefore close it and open
+// another version afterwards. A Meter must be used from one goroutine.
 type Meter struct {
-	// lib and counters have queues of their own, so that nobody else waits for a GPU that is slow to say how it is used.
+	// lib and counters have queues of their own, so that no other caller waits for a GPU that
+	// answers slowly.
 	lib, counters Library
 	count         *pendingCall[int]
 	gpus          []*gpuMeter
@@ -23,14 +24,17 @@ type Meter struct {
 // NewMeter returns a meter that reads through the library.
 func NewMeter(lib Library) *Meter {
 	lib = withDeadlines(lib)
-	return &Meter{lib: apart(lib), counters: apart(lib), count: newPendingCall[int]()}
+	return &Meter{
+		lib:      apart(lib),
+		counters: apart(lib),
+		count:    newPendingCall[int](),
+	}
 }
 
-// Read returns the use of each GPU that answers within two seconds, by UUID. A
-// slower one is missing, and a later Read gets its answer. Memory errors are those of the last minute or two. The error says why
-// GPUs or units are missing, or is ctx's when that ended first. The contexts of
-// all calls should end together, since the last Read waits for what earlier ones
-// began.
+// Read returns the use of each GPU that answers within two seconds, sorted by UUID. A slower GPU is
+// missing, and a later Read gets its answer. Memory errors are from the last minute or two. The
+// error says why GPUs or units are missing, or is ctx's error if ctx ended first. The contexts of
+// all calls should end together, because the last Read waits for calls that earlier ones started.
 func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err error) {
 	enough, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -38,7 +42,7 @@ func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err er
 	m.count.begin(func() (int, error) { return whileOpen(lib, lib.DeviceGetCount) })
 	defer func() {
 		if ctx.Err() != nil {
-			// The calls in flight end soon after their context has.
+			// The calls in flight end soon after their context.
 			_, _ = m.count.wait(context.Background())
 			for _, g := range m.gpus {
 				_, _ = g.wait(context.Background())
@@ -56,7 +60,11 @@ func (m *Meter) Read(ctx context.Context) (gpus []sharing.GPUUtilization, err er
 	}
 	for len(m.gpus) < count {
 		index := len(m.gpus)
-		m.gpus = append(m.gpus, &gpuMeter{index: index, pendingCall: newPendingCall[measurement](), errors: newErrorMeter(index)})
+		m.gpus = append(m.gpus, &gpuMeter{
+			index:       index,
+			pendingCall: newPendingCall[measurement](),
+			errors:      newErrorMeter(index),
+		})
 	}
 	m.gpus = m.gpus[:count]
 	for _, g := range m.gpus {
@@ -84,7 +92,7 @@ func (m *Meter) collect(enough context.Context) ([]sharing.GPUUtilization, error
 			continue
 		}
 		if twin := seen[answer.use.GPU]; twin != nil {
-			// The GPUs have changed places, so both have to be looked up again.
+			// The GPUs have changed places, so both must be looked up again.
 			g.found, twin.found = false, false
 			continue
 		}
@@ -99,7 +107,7 @@ func (m *Meter) collect(enough context.Context) ([]sharing.GPUUtilization, error
 	return gpus, errors.Join(problems...)
 }
 
-// whileOpen opens the library for as long as do takes.
+// whileOpen opens the library while do runs.
 func whileOpen[T any](lib Library, do func() (T, error)) (value T, err error) {
 	if err := lib.Init(); err != nil {
 		return value, err
@@ -108,12 +116,11 @@ func whileOpen[T any](lib Library, do func() (T, error)) (value T, err error) {
 	return value, errors.Join(err, lib.Shutdown())
 }
 
-// gpuMeter measures the GPU at an index. While its call is in flight, the call's
-// goroutine owns it.
+// gpuMeter measures the GPU at an index. While its call is in flight, the call's goroutine owns it.
 type gpuMeter struct {
 	index int
 	*pendingCall[measurement]
-	// found says that uuid and device are known; otherwise the GPU has to be looked up.
+	// found is true if uuid and device are known; otherwise the GPU must be looked up.
 	found  bool
 	uuid   string
 	device Device
@@ -136,7 +143,8 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 	}()
 	fresh := !g.found
 	if fresh {
-		if g.device, err = lib.DeviceGetHandleByIndex(g.index); err != nil {
+		g.device, err = lib.DeviceGetHandleByIndex(g.index)
+		if err != nil {
 			return m, err
 		}
 		uuid, err := lib.DeviceGetUUID(g.device)
@@ -150,7 +158,7 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 	}
 	m.use.GPU = g.uuid
 	memory, err := lib.DeviceGetMemoryInfo(g.device)
-	if errors.Is(err, InvalidArgument) && !fresh { // The handle is of an earlier session.
+	if errors.Is(err, InvalidArgument) && !fresh { // The handle is from an earlier session.
 		g.found = false
 		return g.measure(lib)
 	}
@@ -164,7 +172,9 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 		m.use.Celsius = new(float64(celsius))
 	}
 	if reasons, err := lib.DeviceGetCurrentClocksEventReasons(g.device); err == nil {
-		m.use.Throttled, m.use.ThrottleKnown, m.use.ClockReasons = reasons.throttles(), true, reasons.names()
+		m.use.Throttled = reasons.throttles()
+		m.use.ThrottleKnown = true
+		m.use.ClockReasons = reasons.names()
 	}
 	if milliwatts, err := lib.DeviceGetPowerUsage(g.device); err == nil {
 		m.use.Watts = new(float64(milliwatts) / 1000)
@@ -173,7 +183,11 @@ func (g *gpuMeter) measure(lib Library) (m measurement, err error) {
 		m.use.Joules = new(float64(millijoules) / 1000)
 	}
 	if rows, err := lib.DeviceGetRemappedRows(g.device); err == nil {
-		m.use.Rows = &sharing.RemappedRows{Correctable: float64(rows.Correctable), Uncorrectable: float64(rows.Uncorrectable), Failed: rows.Failed}
+		m.use.Rows = &sharing.RemappedRows{
+			Correctable:   float64(rows.Correctable),
+			Uncorrectable: float64(rows.Uncorrectable),
+			Failed:        rows.Failed,
+		}
 	}
 	if rates, err := lib.DeviceGetUtilizationRates(g.device); err == nil && rates.GPU >= 0 && rates.GPU <= 100 {
 		m.use.SM = new(float64(rates.GPU) / 100)
@@ -204,8 +218,7 @@ func (g *gpuMeter) whole(lib Library, busy *float64) ([]sharing.UnitProcesses, e
 	return []sharing.UnitProcesses{{Unit: g.uuid, Processes: processes}}, nil
 }
 
-// partitions returns the processes of each MIG device. The driver tells only
-// their memory.
+// partitions returns the processes of each MIG device. The driver reports only their memory.
 func (g *gpuMeter) partitions(lib Library) (units []sharing.UnitProcesses, problems, err error) {
 	err = eachMIGDevice(lib, g.device, func(index int, device Device, err error) error {
 		var uuid string
@@ -227,9 +240,9 @@ func (g *gpuMeter) partitions(lib Library) (units []sharing.UnitProcesses, probl
 	return units, problems, err
 }
 
-// listProcesses lists the compute and graphics processes on the device, some of them
-// more than once. Only the list of compute processes must be had: a driver may not know
-// the others, not have them for a MIG device (INVALID_ARGUMENT), or refuse them.
+// listProcesses lists the compute and graphics processes on the device, some of them more than
+// once. Only the list of compute processes is required: a driver may not know the other lists, may
+// not have them for a MIG device (INVALID_ARGUMENT), or may refuse them.
 func listProcesses(lib Library, device Device) ([]Process, error) {
 	listed, err := lib.DeviceGetComputeRunningProcesses(device)
 	if err != nil {
@@ -247,9 +260,9 @@ func listProcesses(lib Library, device Device) ([]Process, error) {
 	return listed, nil
 }
 
-// processesOn returns the compute and graphics processes on the device, by PID.
-// A process that is in several of the driver's lists counts once, because each
-// list has all its memory (nvml.h).
+// processesOn returns the compute and graphics processes on the device, sorted by PID. A process
+// that is in several of the driver's lists counts once, because each list has all its memory
+// (nvml.h).
 func processesOn(lib Library, device Device) ([]sharing.ProcessUtilization, error) {
 	listed, err := listProcesses(lib, device)
 	if err != nil {
@@ -271,8 +284,8 @@ func processesOn(lib Library, device Device) ([]sharing.ProcessUtilization, erro
 	return processes, nil
 }
 
-// throttles are the reasons that an operator can do something about. A hardware
-// slowdown is also set beside the thermal or power reason that it has.
+// throttles returns the reasons that an operator can act on. A hardware slowdown is also set along
+// with the thermal or power reason that caused it.
 func (r ClockReasons) throttles() []sharing.ThrottleReason {
 	var reasons []sharing.ThrottleReason
 	if r&(SoftwareThermalSlowdown|HardwareThermalSlowdown) != 0 {
@@ -287,7 +300,7 @@ func (r ClockReasons) throttles() []sharing.ThrottleReason {
 	return reasons
 }
 
-// names are those of sharing.ClockReasons.
+// names returns the names that sharing.ClockReasons has for the bits.
 func (r ClockReasons) names() (names []string) {
 	for bit, name := range sharing.ClockReasons() {
 		if r&(1<<bit) != 0 {
@@ -299,8 +312,8 @@ func (r ClockReasons) names() (names []string) {
 
 var errSlow = errors.New("no answer yet")
 
-// pendingCall is work that a goroutine does with the driver, and that may take
-// longer than anybody waits.
+// pendingCall is work with the driver that a goroutine does, and that may take longer than any
+// caller waits.
 type pendingCall[T any] struct {
 	answers  chan answer[T]
 	inFlight bool
@@ -310,7 +323,7 @@ func newPendingCall[T any]() *pendingCall[T] {
 	return &pendingCall[T]{answers: make(chan answer[T], 1)}
 }
 
-// begin starts the work, unless the last one is still in flight.
+// begin starts the work, unless the previous work is still in flight.
 func (c *pendingCall[T]) begin(do func() (T, error)) {
 	if c.inFlight {
 		return
@@ -322,8 +335,7 @@ func (c *pendingCall[T]) begin(do func() (T, error)) {
 	}()
 }
 
-// wait returns errSlow when enough ends before there is an answer, and when
-// nothing is in flight.
+// wait returns errSlow if enough ends before there is an answer, or if nothing is in flight.
 func (c *pendingCall[T]) wait(enough context.Context) (nothing T, _ error) {
 	if !c.inFlight {
 		return nothing, errSlow
@@ -333,7 +345,7 @@ func (c *pendingCall[T]) wait(enough context.Context) (nothing T, _ error) {
 	case a = <-c.answers:
 	case <-enough.Done():
 		select {
-		case a = <-c.answers: // It came while others were waited for.
+		case a = <-c.answers: // The answer came while the caller waited for others.
 		default:
 			return nothing, errSlow
 		}
@@ -342,23 +354,21 @@ func (c *pendingCall[T]) wait(enough context.Context) (nothing T, _ error) {
 	return a.value, a.err
 }
 
-// sampleWindow is the time between two readings of the samples of a GPU's
-// processes.
+// sampleWindow is the time between two readings of a GPU's process samples.
 type sampleWindow struct {
 	// seen is the time of the latest sample, in the driver's microseconds.
 	seen uint64
-	// begun says that there was an earlier reading, so that new samples are from the
-	// time since then.
+	// begun is true if there was an earlier reading, so that new samples are from the time since
+	// then.
 	begun bool
 }
 
-// add adds the samples since the last reading, and returns how busy each process
-// was meanwhile: the mean of its samples, as a ratio.
+// add adds the samples since the last reading. It returns how busy each process was in that time:
+// the mean of its samples, as a ratio.
 //
-// A process without a sample did nothing (nvml.h). When there is no sample at all
-// the GPU was idle, or the driver has taken none, so that counts as idle only if
-// the GPU's own utilization says so too. All is unknown in the first reading,
-// whose samples may be of any age.
+// A process without a sample did nothing (nvml.h). If there are no samples at all, either the GPU
+// was idle or the driver took none; this counts as idle only if the GPU's own utilization is 0 too.
+// In the first reading everything is unknown, because its samples may be of any age.
 func (w *sampleWindow) add(samples []ProcessSample, err error, busy *float64) func(pid int) *float64 {
 	begun := w.begun
 	if err == nil || errors.Is(err, NotFound) {
@@ -368,7 +378,7 @@ func (w *sampleWindow) add(samples []ProcessSample, err error, busy *float64) fu
 	means := map[int]mean{}
 	before := w.seen
 	for _, s := range samples {
-		// Some drivers return samples that are unset or make no sense.
+		// Some drivers return samples that are unset or implausible.
 		if s.Time <= before || s.SM < 0 || s.SM > 100 {
 			continue
 		}

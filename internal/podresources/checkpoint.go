@@ -21,31 +21,29 @@ const maxCheckpoint = 64 << 20
 type Checkpoint struct {
 	// Entries are what containers hold, in the file's order.
 	Entries []Entry
-	// Registered are the healthy devices by resource, sorted, each once, at the
-	// time of the last write. A resource without any is not in the map.
+	// Registered are the healthy devices by resource at the time of the last write, sorted and
+	// without duplicates. A resource without healthy devices is not in the map.
 	Registered map[string][]string
 }
 
 // Entry is what one container holds of one resource.
 type Entry struct {
 	PodUID, Container, Resource string
-	// Devices are the held IDs, sorted, each once; nil for none.
+	// Devices are the held IDs, sorted and without duplicates; nil for none.
 	Devices []string
 }
 
-// ParseCheckpoint reads the text of a checkpoint file. The format is internal
-// to the kubelet and has no version; this is the one of Kubernetes 1.20 to 1.36
-// (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go). Unknown
-// keys are ignored. Where a key that is needed is missing or has another shape, the
-// error says so and the Checkpoint is empty: half of it would be worse than none.
-// The checksum is not verified, because it is of a dump of the kubelet's own types.
+// ParseCheckpoint parses the text of a checkpoint file. The format is internal to the kubelet and has no
+// version; this is the format of Kubernetes 1.20 to 1.36
+// (pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go). Unknown keys are ignored. If a required key is
+// missing or has another form, the error says so and the Checkpoint is empty: half of it would be worse
+// than none. The checksum is not verified, because it is computed from a dump of the kubelet's own types.
 func ParseCheckpoint(text []byte) (Checkpoint, error) {
 	var file struct {
 		Data *struct {
 			PodDeviceEntries []struct {
 				PodUID, ContainerName, ResourceName string
-				// DeviceIDs are by NUMA node, -1 for none; one on two nodes is
-				// there twice.
+				// DeviceIDs are by NUMA node, -1 for none. A device on two nodes is there twice.
 				DeviceIDs *map[int64][]string
 			}
 			RegisteredDevices *map[string][]string
@@ -63,11 +61,13 @@ func ParseCheckpoint(text []byte) (Checkpoint, error) {
 	checkpoint := Checkpoint{Registered: map[string][]string{}}
 	for i, entry := range file.Data.PodDeviceEntries {
 		if entry.PodUID == "" || entry.ContainerName == "" || entry.ResourceName == "" || entry.DeviceIDs == nil {
-			return Checkpoint{}, fmt.Errorf("parse checkpoint: PodDeviceEntries[%d] lacks a pod, container, resource or devices", i)
+			return Checkpoint{}, fmt.Errorf(
+				"parse checkpoint: PodDeviceEntries[%d] lacks a pod, container, resource or devices", i)
 		}
 		devices := slices.Concat(slices.Collect(maps.Values(*entry.DeviceIDs))...)
 		slices.Sort(devices)
-		checkpoint.Entries = append(checkpoint.Entries, Entry{entry.PodUID, entry.ContainerName, entry.ResourceName, slices.Compact(devices)})
+		checkpoint.Entries = append(checkpoint.Entries,
+			Entry{entry.PodUID, entry.ContainerName, entry.ResourceName, slices.Compact(devices)})
 	}
 	for resource, ids := range *file.Data.RegisteredDevices {
 		if len(ids) > 0 {
@@ -78,8 +78,7 @@ func ParseCheckpoint(text []byte) (Checkpoint, error) {
 	return checkpoint, nil
 }
 
-// readCheckpoint tries twice, because the kubelet may replace the file by renaming
-// while it is read.
+// readCheckpoint tries twice, because the kubelet may replace the file, by renaming, while it is read.
 func (s *Source) readCheckpoint() (Checkpoint, error) {
 	if s.options.CheckpointDir == "" {
 		return Checkpoint{}, errNoCheckpoint

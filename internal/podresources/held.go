@@ -20,23 +20,22 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// startupPeriod is how long after a kubelet's start PodResources alone is not
-// believed: the kubelet serves it before it knows the API server's pods again.
+// startupPeriod is how long after a start of the kubelet PodResources alone is not trusted: the
+// kubelet serves it before it knows the API server's pods again.
 const startupPeriod = time.Minute
 
-// Held returns who holds which devices of any resource, also those of other plugins,
-// sorted by namespace, pod, container and resource; nil when nobody holds any.
+// Held returns which containers hold which devices, of any resource and any plugin, sorted by
+// namespace, pod, container and resource; nil if no container holds any.
 //
-// It is what PodResources shows, and what the checkpoint has beyond that. Of a pod
-// that PodResources does not show only the UID is known: its Namespace is empty and
-// its Pod is "uid:" followed by the UID. Such a pod may be gone; the kubelet forgets
-// it when somebody asks PodResources, or a pod with devices is admitted, and it then writes
-// its checkpoint, as it does after every list from a plugin.
-// A device that an init container passed on may appear for both containers.
+// It returns what PodResources shows, and what the checkpoint has beyond that. For a pod that
+// PodResources does not show, only the UID is known: Namespace is empty, and Pod is "uid:" followed
+// by the UID. Such a pod may be gone. The kubelet forgets it when a client calls PodResources or a
+// pod with devices is admitted, and it then writes its checkpoint, as it does after every list from
+// a plugin. A device that an init container passed on may appear for both containers.
 //
-// Containers that have GPUs by a claim, from a DRA driver, are among them. They are not in the
-// checkpoint: while PodResources does not answer, or so soon after the kubelet's start that it
-// may not know of all pods, the claims of its last answer are added.
+// Containers that have GPUs from a DRA driver, by a claim, are included. They are not in the
+// checkpoint. While PodResources does not answer, or so soon after the kubelet's start that it may
+// not know all pods, the claims of its last answer are added.
 //
 // The error is ErrIncomplete or ErrUnknown, with the causes.
 func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
@@ -44,9 +43,10 @@ func (s *Source) Held(ctx context.Context) ([]sharing.Allocation, error) {
 }
 
 func (s *Source) held(ctx context.Context, limiter *rate.Limiter) ([]sharing.Allocation, error) {
-	listed, listErr := call(ctx, s, limiter, func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
-		return client.List(ctx, &api.ListPodResourcesRequest{})
-	})
+	listed, listErr := call(ctx, s, limiter,
+		func(ctx context.Context, client api.PodResourcesListerClient) (*api.ListPodResourcesResponse, error) {
+			return client.List(ctx, &api.ListPodResourcesRequest{})
+		})
 	// Read after List, so that what was admitted in between is in the file.
 	checkpoint, fileErr := s.readCheckpoint()
 	if asked := s.connection == nil || listErr == nil || isStatus(listErr) && ctx.Err() == nil; asked {
@@ -64,22 +64,24 @@ func (s *Source) held(ctx context.Context, limiter *rate.Limiter) ([]sharing.All
 			return nil, fmt.Errorf("%w: %w; checkpoint: %w", ErrIncomplete, err, fileErr)
 		}
 	}
-	held := append(merge(listed.GetPodResources(), checkpoint.Entries), s.claimed(listed.GetPodResources(), listErr == nil)...)
+	held := append(merge(listed.GetPodResources(), checkpoint.Entries),
+		s.claimed(listed.GetPodResources(), listErr == nil)...)
 	slices.SortFunc(held, func(a, b sharing.Allocation) int {
-		return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource, a.Claim}, []string{b.Namespace, b.Pod, b.Container, b.Resource, b.Claim})
+		return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource, a.Claim},
+			[]string{b.Namespace, b.Pod, b.Container, b.Resource, b.Claim})
 	})
 	return held, nil
 }
 
-// isStatus says that gRPC itself returned the error: a call was tried.
+// isStatus reports whether gRPC itself returned the error, which means that a call was tried.
 func isStatus(err error) bool {
 	_, ok := status.FromError(err)
 	return ok
 }
 
-// HeldTogether is Held for many callers at once, who share a call that began after all of them had
-// asked: a storm of claims costs the kubelet few questions. A pod waits for the answer, so it does not
-// queue behind Held. The answer must not be changed.
+// HeldTogether is Held for many callers at once. They share a call that began after all of them had
+// asked, so that a storm of claims costs the kubelet only a few calls. A pod waits for the answer,
+// so the call does not queue behind Held. The answer must not be changed.
 func (s *Source) HeldTogether(ctx context.Context) ([]sharing.Allocation, error) {
 	return s.holders.ask(ctx, func(ctx context.Context, begins func()) ([]sharing.Allocation, error) {
 		begins()
@@ -87,8 +89,7 @@ func (s *Source) HeldTogether(ctx context.Context) ([]sharing.Allocation, error)
 	})
 }
 
-// claimed returns the containers that have GPUs by claims. Known says that PodResources has
-// answered.
+// claimed returns the containers that have GPUs by claims. known is true if PodResources has answered.
 func (s *Source) claimed(pods []*api.PodResources, known bool) (held []sharing.Allocation) {
 	if s.options.Claimed == nil {
 		return nil
@@ -107,7 +108,8 @@ func (s *Source) claimed(pods []*api.PodResources, known bool) (held []sharing.A
 	shown := slices.Clone(held)
 	s.claims = slices.DeleteFunc(s.claims, func(last seenClaim) bool {
 		again := slices.ContainsFunc(shown, func(a sharing.Allocation) bool {
-			return a.Namespace == last.Namespace && a.Pod == last.Pod && a.Container == last.Container && a.Claim == last.Claim
+			return a.Namespace == last.Namespace && a.Pod == last.Pod && a.Container == last.Container &&
+				a.Claim == last.Claim
 		})
 		if again || settled || known && started.Equal(last.kubelet) {
 			return true
@@ -121,17 +123,21 @@ func (s *Source) claimed(pods []*api.PodResources, known bool) (held []sharing.A
 	return held
 }
 
-// seenClaim is a claim that PodResources showed, with the start of that kubelet: once the same
-// kubelet no longer shows it, it has ended.
+// seenClaim is a claim that PodResources showed, with the start time of the kubelet that showed it.
+// Once the same kubelet no longer shows the claim, the claim has ended.
 type seenClaim struct {
 	sharing.Allocation
 	kubelet time.Time
 }
 
 // claimedFrom returns an allocation for each driver that allocated GPUs for the claim. With each
-// device the kubelet also names the CDI entries of the devices before it, so it takes a
+// device, the kubelet also names the CDI entries of the devices before it, so claimedFrom handles a
 // driver's devices together.
-func (s *Source) claimedFrom(pod *api.PodResources, container string, claim *api.DynamicResource) (held []sharing.Allocation) {
+func (s *Source) claimedFrom(
+	pod *api.PodResources,
+	container string,
+	claim *api.DynamicResource,
+) (held []sharing.Allocation) {
 	devices, names := map[string][]string{}, map[string][]string{}
 	for _, resource := range claim.ClaimResources {
 		devices[resource.DriverName] = append(devices[resource.DriverName], resource.DeviceName)
@@ -142,19 +148,24 @@ func (s *Source) claimedFrom(pod *api.PodResources, container string, claim *api
 	for driver := range devices {
 		if units, anyGPU := s.options.Claimed(driver, devices[driver], names[driver]); len(units) > 0 {
 			held = append(held, sharing.Allocation{
-				Namespace: pod.Namespace, Pod: pod.Name, Container: container, Resource: driver, Devices: units, Claim: claim.ClaimName, AnyGPU: anyGPU,
+				Namespace: pod.Namespace,
+				Pod:       pod.Name,
+				Container: container,
+				Resource:  driver,
+				Devices:   units,
+				Claim:     claim.ClaimName,
+				AnyGPU:    anyGPU,
 			})
 		}
 	}
 	return held
 }
 
-// Applied returns the devices that the kubelet believes to be healthy, held or not,
-// sorted, by resource. A resource without healthy devices, or without a plugin, is
-// not in the map. The map must not be changed.
+// Applied returns the devices that the kubelet considers healthy, held or not, sorted, by resource. A
+// resource without healthy devices, or without a plugin, is not in the map. The map must not be changed.
 //
-// Without PodResources it is what the kubelet wrote to its checkpoint last. That is
-// right after each list, but does not show that a plugin's stream has ended.
+// Without PodResources, it returns what the kubelet last wrote to its checkpoint. The kubelet
+// writes that right after each list, but it does not show that a plugin's stream has ended.
 //
 // The error is ErrUnknown, with the causes.
 func (s *Source) Applied(ctx context.Context) (map[string][]string, error) {
@@ -174,17 +185,17 @@ func unknown(listErr, fileErr error) error {
 	return fmt.Errorf("%w: PodResources: %w; checkpoint: %w", ErrUnknown, listErr, fileErr)
 }
 
-// noCheckpointYet says that the kubelet runs and its directory has no checkpoint, so
-// that no pod can hold a device which PodResources does not show. The kubelet reads
-// the checkpoint at its start, before it creates kubelet.sock, and writes it with
-// every list and every grant: what is not in it then will not be in a minute either.
+// noCheckpointYet reports whether the kubelet runs and its directory has no checkpoint, so that no
+// pod can hold a device that PodResources does not show. The kubelet reads the checkpoint at its
+// start, before it creates kubelet.sock, and writes it with every list and every grant. So a device
+// that is not in it then will not be in it a minute later either.
 func (s *Source) noCheckpointYet(fileErr error) bool {
 	_, err := s.started()
 	return err == nil && errors.Is(fileErr, fs.ErrNotExist)
 }
 
-// afterStartup returns an error while PodResources may not know of all pods yet: the
-// kubelet has started lately, or nobody knows when.
+// afterStartup returns an error while PodResources may not know all pods yet: the kubelet has
+// started recently, or the time of its start is unknown.
 func (s *Source) afterStartup() error {
 	started, err := s.started()
 	if err != nil {
@@ -196,7 +207,7 @@ func (s *Source) afterStartup() error {
 	return nil
 }
 
-// started is when the kubelet created kubelet.sock, as it does at each start.
+// started returns when the kubelet created kubelet.sock, which it does at each start.
 func (s *Source) started() (time.Time, error) {
 	if s.options.CheckpointDir == "" {
 		return time.Time{}, errNoCheckpoint
@@ -208,25 +219,27 @@ func (s *Source) started() (time.Time, error) {
 	return info.ModTime(), nil
 }
 
-// Serving says whether the kubelet is connected to a plugin that offers healthy
-// devices of the resource.
+// Serving reports whether the kubelet is connected to a plugin that offers healthy devices of the
+// resource.
 //
-// Only PodResources can tell: the checkpoint still shows a resource's devices
-// when its plugin has gone. The error is PodResources' own.
+// Only PodResources can tell: the checkpoint still shows a resource's devices after its plugin has
+// gone. The error comes from PodResources.
 func (s *Source) Serving(ctx context.Context, resource string) (bool, error) {
 	healthy, err := s.allocatable(ctx)
 	return len(healthy[resource]) > 0, err
 }
 
-// allocatable is what PodResources has of the devices that the kubelet believes to be
-// healthy, sorted, by resource. Several callers may share it; it must not be changed.
+// allocatable returns, from PodResources, the devices that the kubelet considers healthy, sorted,
+// by resource. Several callers may share the result; it must not be changed.
 func (s *Source) allocatable(ctx context.Context) (map[string][]string, error) {
 	return s.allocatables.ask(ctx, func(ctx context.Context, begins func()) (map[string][]string, error) {
-		encoded, err := call(ctx, s, s.limiter, func(ctx context.Context, _ api.PodResourcesListerClient) (*emptypb.Empty, error) {
-			begins()
-			response := &emptypb.Empty{} // It knows no field, and so keeps all as they are.
-			return response, s.connection.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName, &api.AllocatableResourcesRequest{}, response)
-		})
+		encoded, err := call(ctx, s, s.limiter,
+			func(ctx context.Context, _ api.PodResourcesListerClient) (*emptypb.Empty, error) {
+				begins()
+				response := &emptypb.Empty{} // It has no fields, and so keeps all data undecoded.
+				return response, s.connection.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName,
+					&api.AllocatableResourcesRequest{}, response)
+			})
 		if err != nil {
 			return nil, err
 		}
@@ -235,7 +248,7 @@ func (s *Source) allocatable(ctx context.Context) (map[string][]string, error) {
 }
 
 // allocatableDevices decodes an AllocatableResourcesResponse field by field: it has several
-// messages for each device, of which there may be thousands.
+// messages for each device, and there may be thousands of devices.
 func allocatableDevices(encoded []byte) (map[string][]string, error) {
 	var err error
 	devices := devicesByResource(func(yield func(*api.ContainerDevices) bool) {
@@ -252,7 +265,7 @@ func allocatableDevices(encoded []byte) (map[string][]string, error) {
 	return devices, err
 }
 
-// devicesByResource merges entries: a device has one for each of its NUMA nodes.
+// devicesByResource merges entries: a device has one entry for each of its NUMA nodes.
 func devicesByResource(entries iter.Seq[*api.ContainerDevices]) map[string][]string {
 	devices := map[string][]string{}
 	for entry := range entries {
@@ -267,17 +280,21 @@ func devicesByResource(entries iter.Seq[*api.ContainerDevices]) map[string][]str
 	return devices
 }
 
-// device is an ID with its resource: IDs are unique in a resource only.
+// device is an ID with its resource: an ID is unique only within its resource.
 type device struct{ resource, id string }
 
-// merge adds to the listed pods what the checkpoint's entries have beyond them:
-// the devices that no listed container holds.
+// merge returns what the listed pods hold, plus what the checkpoint's entries have beyond that: the
+// devices that no listed container holds.
 func merge(listed []*api.PodResources, entries []Entry) []sharing.Allocation {
 	var held []sharing.Allocation
 	owners := map[device]sharing.Container{}
 	for _, pod := range listed {
 		for _, container := range pod.Containers {
-			by := sharing.Container{Namespace: pod.Namespace, Pod: pod.Name, Name: container.Name}
+			by := sharing.Container{
+				Namespace: pod.Namespace,
+				Pod:       pod.Name,
+				Name:      container.Name,
+			}
 			for resource, ids := range devicesByResource(slices.Values(container.Devices)) {
 				for _, id := range ids {
 					owners[device{resource, id}] = by
@@ -306,11 +323,17 @@ func merge(listed []*api.PodResources, entries []Entry) []sharing.Allocation {
 }
 
 func allocation(by sharing.Container, resource string, ids []string) sharing.Allocation {
-	return sharing.Allocation{Namespace: by.Namespace, Pod: by.Pod, Container: by.Name, Resource: resource, Devices: ids}
+	return sharing.Allocation{
+		Namespace: by.Namespace,
+		Pod:       by.Pod,
+		Container: by.Name,
+		Resource:  resource,
+		Devices:   ids,
+	}
 }
 
-// identify finds the pods behind the checkpoint's UIDs, by a container of the same
-// name that PodResources shows with the same device. It leaves the container empty.
+// identify finds the pods behind the checkpoint's UIDs: the pods that PodResources shows with a
+// container of the same name and the same device. It leaves the name of the container empty.
 func identify(entries []Entry, owners map[device]sharing.Container) map[string]sharing.Container {
 	pods := map[string]sharing.Container{}
 	for _, entry := range entries {

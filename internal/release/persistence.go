@@ -10,20 +10,24 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// PersistenceOff is a GPU whose persistence mode this program has turned off for a reset, or was about to.
+// PersistenceOff is a GPU whose persistence mode this program has turned off for a reset, or was
+// about to.
 type PersistenceOff struct {
 	PCIBusID string `json:"pciBusID"`
-	// Boot is that of the machine: another one has lost the mode anyhow. It is empty when unknown.
+	// Boot is the machine's boot ID: after another boot the mode is lost anyway. It is empty if
+	// unknown.
 	Boot string `json:"boot,omitempty"`
 }
 
-// Persistence turns the persistence mode of GPUs, by PCI bus ID, off for a reset, and on again after it: the mode may be the
-// driver's own, without a daemon that nvidia-smi could ask to let go of the GPU.
+// Persistence turns the persistence mode of GPUs, by PCI bus ID, off for a reset and on again after
+// it. The mode may be the driver's own, without a daemon that nvidia-smi could ask to close the
+// GPU.
 type Persistence struct {
-	// On says whether the GPU is in that mode. Set turns it on or off. Both may open the GPU for a moment.
+	// On reports whether the GPU is in that mode. Set turns it on or off. Both may open the GPU
+	// briefly.
 	On  func(ctx context.Context, pciBusID string) (bool, error)
 	Set func(ctx context.Context, pciBusID string, on bool) error
-	// Store keeps what is off for a restart, Boot is that of the machine.
+	// Store records for a restart which modes are off. Boot is the machine's boot ID.
 	Store interface {
 		Load() ([]PersistenceOff, error)
 		Save(list []PersistenceOff) error
@@ -34,8 +38,8 @@ type Persistence struct {
 // persistenceInterval is the time between two tries to turn a persistence mode on again.
 const persistenceInterval = 10 * time.Second
 
-// resetGPU resets the GPU, which this program has closed, and says whether that was done: the error may be that of what
-// comes after it.
+// resetGPU resets the GPU, which this program has closed, and reports whether it was reset: the
+// error may come from a later step.
 func (m *Manager) resetGPU(ctx context.Context, r Release) (wasReset bool, err error) {
 	err = m.Reset(ctx, r.PCIBusID)
 	if errors.Is(err, mig.ErrInUse) && m.Persistence != nil && !m.isOff(r.PCIBusID) {
@@ -69,7 +73,7 @@ func (m *Manager) resetWithoutPersistence(ctx context.Context, busID string) err
 	return m.Reset(ctx, busID)
 }
 
-// turnOn turns the persistence mode of a GPU on that this program has turned off.
+// turnOn turns a GPU's persistence mode on again after this program has turned it off.
 func (m *Manager) turnOn(ctx context.Context, busID string) error {
 	on, err := m.Persistence.On(ctx, busID) // It may never have been turned off.
 	if err == nil && !on {
@@ -84,7 +88,7 @@ func (m *Manager) turnOn(ctx context.Context, busID string) error {
 	return nil
 }
 
-// isOff says that this program has turned the GPU's persistence mode off.
+// isOff reports whether this program has turned the GPU's persistence mode off.
 func (m *Manager) isOff(busID string) bool { return slices.Contains(m.allOff(), busID) }
 
 func (m *Manager) allOff() (busIDs []string) {
@@ -96,7 +100,7 @@ func (m *Manager) allOff() (busIDs []string) {
 	return busIDs
 }
 
-// keepOff keeps for a restart whether the mode is off, and says so only if it is kept.
+// keepOff records for a restart whether the mode is off. If that fails, isOff does not change.
 func (m *Manager) keepOff(busID string, off bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -111,7 +115,8 @@ func (m *Manager) keepOff(busID string, off bool) error {
 	return nil
 }
 
-// loadOff takes over what an earlier run since the machine was booted has left off. It must be called with the lock.
+// loadOff takes over the modes that an earlier run since the machine's boot has left off. It
+// requires the lock.
 func (m *Manager) loadOff() {
 	list, err := m.Persistence.Store.Load()
 	if err != nil {
@@ -122,12 +127,14 @@ func (m *Manager) loadOff() {
 	})
 }
 
-// keepPersistence turns on what is off and has no release under way, which would do so itself, until ctx ends.
+// keepPersistence turns persistence modes on again until ctx ends, except for GPUs with a release
+// under way, which does so itself.
 func (m *Manager) keepPersistence(ctx context.Context) {
 	failed := map[string]string{}
 	for ctx.Err() == nil {
 		for _, busID := range m.allOff() {
-			released := slices.ContainsFunc(m.List(), func(r Release) bool { return r.PCIBusID == busID && r.State != Restored })
+			released := slices.ContainsFunc(m.List(),
+				func(r Release) bool { return r.PCIBusID == busID && r.State != Restored })
 			if released || m.paused() {
 				continue
 			}

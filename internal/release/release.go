@@ -1,5 +1,5 @@
-// Package release closes GPUs for a while, so that they can be reset or that another program can
-// change their MIG layouts or the driver, resets them where that is asked for, and takes them back.
+// Package release closes GPUs temporarily, so that they can be reset, or so that another program
+// can change their MIG layouts or the driver. It resets them on request, and takes them back.
 package release
 
 import (
@@ -23,27 +23,27 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Release is a GPU that this program has closed for a while, or is about to, so that it can
-// be reset.
+// Release is a GPU that this program has closed temporarily, or is about to.
 type Release struct {
-	// GPU, Index and PCIBusID are those of sharing.GPU.
+	// GPU, Index and PCIBusID are as in sharing.GPU.
 	GPU      string `json:"gpu"`
 	Index    int    `json:"index"`
 	PCIBusID string `json:"pciBusID"`
 	// DriverIndex is the driver's index of the GPU, -1 while unknown.
 	DriverIndex int `json:"driverIndex"`
-	// Until is when the GPU is taken back, whatever State then is.
+	// Until is when the GPU is taken back, in whatever State.
 	Until time.Time `json:"until"`
 	State State     `json:"state"`
-	// Waits are the holders and whatever else a waiting release waits for, as text.
+	// Waits describes the holders and other obstacles that a waiting release waits for.
 	Waits []string `json:"waits,omitempty"`
-	// Reset says that this program is to reset the GPU, and then to take it back.
+	// Reset is true if this program resets the GPU and then takes it back.
 	Reset bool `json:"reset,omitempty"`
-	// Pause says that it is there for another program, and ends with its pause; Why is that one's
-	// Text.
+	// Pause is true if the release is for another program and ends with that program's pause. Why
+	// is the pause's Text.
 	Pause bool   `json:"pause,omitempty"`
 	Why   string `json:"why,omitempty"`
-	// WasReset says that it did, Problem why it could not, or what was not to be had after it.
+	// WasReset is true if this program has reset it. Problem is why it could not, or what failed
+	// after the reset.
 	WasReset bool   `json:"wasReset,omitempty"`
 	Problem  string `json:"problem,omitempty"`
 }
@@ -52,25 +52,25 @@ type Release struct {
 type State string
 
 const (
-	// Waiting says that pods, processes or this program still have the GPU.
+	// Waiting means that pods, processes or this program still use the GPU.
 	Waiting State = "waiting"
-	// Released says that this program has nothing of the GPU open.
+	// Released means that this program has nothing of the GPU open.
 	Released State = "released"
-	// Restored says that the release is over and the GPU taken back.
+	// Restored means that the release is over and the GPU taken back.
 	Restored State = "restored"
 )
 
-// Pause is a label of the Node by which another program wants all GPUs to be let go of. The zero Pause
-// is none.
+// Pause is a label of the Node by which another program asks for all GPUs to be closed. The zero
+// Pause is no pause.
 type Pause struct{ Label, Value string }
 
-// Any says that it is one.
+// Any reports whether there is a pause.
 func (p Pause) Any() bool { return p != Pause{} }
 
-// ForDriverUpgrade says that the GPU Operator pauses the node to replace the driver.
+// ForDriverUpgrade reports whether the GPU Operator pauses the node to replace the driver.
 func (p Pause) ForDriverUpgrade() bool { return strings.Contains(p.Value, "paused-for-driver-upgrade") }
 
-// kind finds what the pause is for in the label's value, which may begin with another text.
+// kind finds the purpose of the pause in the label's value, which may begin with other text.
 func (p Pause) kind() (reason, who string) {
 	switch {
 	case p.ForDriverUpgrade():
@@ -81,20 +81,21 @@ func (p Pause) kind() (reason, who string) {
 	return "Paused", "another program needs them"
 }
 
-// Reason is that of the Node's condition.
+// Reason is the reason in the Node's condition.
 func (p Pause) Reason() string {
 	reason, _ := p.kind()
 	return reason
 }
 
-// Text says why nothing is offered then.
+// Text explains why nothing is offered during the pause.
 func (p Pause) Text() string {
 	_, who := p.kind()
 	return fmt.Sprintf("no GPU is offered while %s: the Node's label %s is %s", who, p.Label, p.Value)
 }
 
-// unknownPause is the text of a pause of the last run, of which the Node has not been asked yet.
-const unknownPause = "no GPU is offered: a label of the Node paused the last run, and it is not known whether that is over"
+// unknownPause is the text for a pause of the last run before the Node has been read.
+const unknownPause = "no GPU is offered: a label of the Node paused the last run, and it is not known whether " +
+	"that is over"
 
 // Releaser closes GPUs, by UUID, and takes them back; see nvml.Node.
 type Releaser interface {
@@ -105,7 +106,8 @@ type Releaser interface {
 	Restore(ctx context.Context, gpu string, wasReset bool) error
 }
 
-// Driver closes and resets GPUs, and keeps which ones are released. Without a Releaser nothing is.
+// Driver closes and resets GPUs, and records which ones are released. Without a Releaser no GPU can
+// be released.
 type Driver struct {
 	Releaser Releaser
 	// Store keeps the releases for a restart.
@@ -113,81 +115,82 @@ type Driver struct {
 		Load() ([]Release, error)
 		Save(list []Release) error
 	}
-	// Reset resets the GPU with that PCI bus ID, which nobody has open. It returns within minutes,
-	// and soon after ctx ends. An error that somebody has it open all the same is mig.ErrInUse. Nil where
-	// that is not allowed.
+	// Reset resets the GPU with that PCI bus ID, which must not be open in any program. It returns
+	// within minutes, and soon after ctx ends. If the GPU is open nevertheless, the error is
+	// mig.ErrInUse. It is nil if resets are not allowed.
 	Reset func(ctx context.Context, pciBusID string) error
-	// Persistence is nil where nobody can turn it off and on.
+	// Persistence is nil if the mode cannot be changed.
 	Persistence *Persistence
 }
 
 // Devices are the devices of the device plugin.
 type Devices interface {
-	// Withdrawn says that nobody can be given the units any more.
+	// Withdrawn reports whether no pod can get the units any more.
 	Withdrawn(units ...string) bool
-	// RefreshHolders has the holders of the units read again, soon.
+	// RefreshHolders causes the holders of the units to be read again soon.
 	RefreshHolders(units ...string)
 }
 
 // Layouts are the changes of MIG layouts.
 type Layouts interface {
 	Status() []nodereport.GPULayout
-	// Changing says that the GPU's partitions are being changed.
+	// Changing reports whether the GPU's partitions are being changed.
 	Changing(gpu string) bool
 }
 
-// Options are what releases need.
+// Options are a Manager's inputs and callbacks.
 type Options struct {
 	Driver
 	Devices Devices
 	Layouts Layouts
-	// GPUs are those of the last plan, Serving says that this program serves the node.
+	// GPUs returns the GPUs of the last plan. Serving reports whether this program serves the node.
 	GPUs    func() []sharing.GPU
 	Serving func() bool
-	// Users are the pods and processes that use the GPU, or why that is not known.
+	// Users returns the pods and processes that use the GPU, or why they are unknown.
 	Users func(ctx context.Context, gpu string) []string
-	// Used says that pods or claims have devices, of whatever GPU, or that it is not known whether they have.
+	// Used reports whether pods or claims have devices of any GPU, or that is unknown.
 	Used func(ctx context.Context) bool
-	// OpenedBy says who has the GPU open that nobody may have open, as the end of a sentence; nil where nobody
-	// knows.
+	// OpenedBy names the programs that have the GPU open although none should, as the end of a
+	// sentence; nil if that cannot be found out.
 	OpenedBy func(ctx context.Context, gpu string) string
-	// MPS says that virgate mps, or a daemon of it, may have the GPU or a partition of it open.
+	// MPS reports whether virgate mps, or one of its daemons, may have the GPU or its partitions
+	// open.
 	MPS func(gpu string) bool
-	// MIGReset says that the profile has GPUs reset whose MIG mode waits for that.
+	// MIGReset reports whether the profile allows resetting GPUs whose MIG mode waits for a reset.
 	MIGReset func() bool
-	// Paused is the pause that there is just now, and whether that is known.
+	// Paused returns the current pause, and whether it is known.
 	Paused func() (pause Pause, known bool)
-	// Changed is called when List may answer otherwise. It must not wait.
+	// Changed is called when List may have changed. It must not wait.
 	Changed func()
 	// Plan returns when a plan has been made with Reservations, or when ctx ends.
 	Plan   func(ctx context.Context)
 	Logger *slog.Logger
 }
 
-// Manager has the releases of this run. Each has a goroutine.
+// Manager runs the releases. Each has a goroutine.
 type Manager struct {
 	Options
 	mu   sync.Mutex
 	gpus map[string]*release
-	// unkept is why the last try to keep them failed.
+	// unkept is the error of the last try to save the releases; nil if it succeeded.
 	unkept error
-	// inPause says that the last look found a pause.
+	// inPause is true if the last check found a pause.
 	inPause bool
 	off     []PersistenceOff
-	// wake has room to tell Run that there is a new one.
+	// wake has room for one signal to Run that there is a new release.
 	wake chan struct{}
 }
 
 type release struct {
 	Release
-	// running says that it has its goroutine, and wake tells that of a change.
+	// running is true once it has its goroutine, which wake signals changes to.
 	running bool
 	wake    chan struct{}
-	// stopRestoring ends the taking back that is under way; nil when none is.
+	// stopRestoring cancels Restore while that runs; otherwise it is nil.
 	stopRestoring context.CancelFunc
 }
 
-// New returns a manager without releases.
+// New returns a Manager without releases.
 func New(options Options) *Manager {
 	return &Manager{
 		Options: options,
@@ -196,7 +199,7 @@ func New(options Options) *Manager {
 	}
 }
 
-// Wake has Run look again whether there is a pause, or a GPU to reset. It does not wait.
+// Wake makes Run check again for a pause, or for a GPU to reset. It does not wait.
 func (m *Manager) Wake() { notify(m.wake) }
 
 func (m *Manager) paused() bool {
@@ -204,8 +207,8 @@ func (m *Manager) paused() bool {
 	return pause.Any()
 }
 
-// Load takes over the last run's releases. It is called before the driver is opened, and says whether the driver is to
-// stay closed for a pause.
+// Load takes over the last run's releases. It is called before the driver is opened, and reports
+// whether the driver must stay closed for a pause.
 func (m *Manager) Load(ctx context.Context) (closed bool) {
 	if m.Releaser == nil {
 		return false
@@ -228,10 +231,11 @@ func (m *Manager) Load(ctx context.Context) (closed bool) {
 			over = true
 			continue
 		}
-		if paused = paused || r.Pause; r.Pause {
+		paused = paused || r.Pause
+		if r.Pause {
 			r.Until = time.Now().Add(pauseLimit).Round(0)
 		}
-		if r.State == Released { // One that still waits may have holders: the GPU is watched until they are gone.
+		if r.State == Released { // If it still waits, it may have holders: watch the GPU until they are gone.
 			indexes[r.GPU] = r.DriverIndex
 		}
 		r.State, r.Reset = Waiting, r.Reset && m.Reset != nil
@@ -239,14 +243,15 @@ func (m *Manager) Load(ctx context.Context) (closed bool) {
 	}
 	m.Releaser.KeepReleased(indexes)
 	if over {
-		m.keepLater() // So that no later run takes it for one that goes on.
+		m.keepLater() // So that no later run takes the pause for a continuing one.
 	}
 	return paused && m.pauseDriver(used)
 }
 
-// pauseDriver has the driver closed as a whole when the last GPU is released. Before the GPUs were
-// read, those are meant that the last run has released; without any, the driver is closed at once. It does
-// nothing, and says so, where somebody uses a GPU then: the devices are to be withdrawn first. It must be called with the lock.
+// pauseDriver makes the driver close as a whole once the last GPU is released. Before the GPUs are
+// read, it uses those that the last run had released; without any, the driver is closed at once. If
+// a GPU is in use at that time, it does nothing and returns false, because the devices must be
+// withdrawn first. It requires the lock.
 func (m *Manager) pauseDriver(used bool) bool {
 	var gpus []string
 	for _, gpu := range m.GPUs() {
@@ -301,7 +306,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// List are all releases of this run, by index.
+// List returns all releases of this run, by index.
 func (m *Manager) List() []Release {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -319,7 +324,11 @@ func (m *Manager) Reservations() (list []units.Reservation) {
 		switch {
 		case r.State == Restored:
 		case r.Pause:
-			list = append(list, units.Reservation{Purpose: units.Pause, GPU: r.GPU, Text: cmp.Or(r.Why, unknownPause)})
+			list = append(list, units.Reservation{
+				Purpose: units.Pause,
+				GPU:     r.GPU,
+				Text:    cmp.Or(r.Why, unknownPause),
+			})
 		default:
 			text := fmt.Sprintf("GPU %d (%s) "+nodereport.ReleasedUntil+"%s, or until virgate gpu restore",
 				r.Index, r.GPU, r.Until.UTC().Format("15:04 MST"))
@@ -333,7 +342,7 @@ func (m *Manager) Reservations() (list []units.Reservation) {
 	return list
 }
 
-// Released are the GPUs that are not to be offered.
+// Released returns the GPUs that must not be offered.
 func (m *Manager) Released() map[string]bool {
 	gpus := map[string]bool{}
 	for _, r := range m.Reservations() {
@@ -342,7 +351,7 @@ func (m *Manager) Released() map[string]bool {
 	return gpus
 }
 
-// keep saves the releases for a restart. It must be called with the lock.
+// keep saves the releases for a restart. It requires the lock.
 func (m *Manager) keep() error {
 	kept := []Release{}
 	for _, gpu := range slices.Sorted(maps.Keys(m.gpus)) {
@@ -357,7 +366,7 @@ func (m *Manager) keep() error {
 	return nil
 }
 
-// keepLater is keep, which Run tries again when it fails. It must be called with the lock.
+// keepLater calls keep, and lets Run repeat it if it fails. It requires the lock.
 func (m *Manager) keepLater() {
 	before := m.unkept
 	if err := m.keep(); err != nil && before == nil {
@@ -380,7 +389,7 @@ func (m *Manager) set(r *release, change func(*Release)) {
 	m.keepLater()
 }
 
-// notify tells whoever waits, without waiting.
+// notify sends a signal without waiting.
 func notify(wake chan<- struct{}) {
 	select {
 	case wake <- struct{}{}:
@@ -391,15 +400,15 @@ func notify(wake chan<- struct{}) {
 // Withdrawing is what a release waits for when no pod has the GPU.
 const Withdrawing = "its devices to be withdrawn"
 
-// lookInterval is the time between two looks at what a release waits for.
+// lookInterval is the interval at which a release checks what it waits for.
 const lookInterval = 500 * time.Millisecond
 
-// tryPause is the time after which this program tries again to let go of a GPU: each try may keep it
+// tryPause returns the pause before this program tries again to close the GPU: each try may keep it
 // from watching the others for a while.
 func tryPause(failures int) time.Duration { return lookInterval << min(failures, 7) }
 
-// run withdraws the GPU, lets go of it, resets it if that is wanted, and takes it
-// back when its time is over.
+// run withdraws the GPU, closes it, resets it if requested, and takes it back when its time is
+// over.
 func (m *Manager) run(ctx context.Context, r *release) {
 	log := m.Logger.With("gpu", r.GPU, "index", r.Index)
 	log.Info("GPU is being released", "until", r.Until)
@@ -416,7 +425,7 @@ func (m *Manager) run(ctx context.Context, r *release) {
 		case ctx.Err() != nil:
 			return
 		case pause <= 0:
-			// It is opened from now on, so whoever asks for it meanwhile has to wait.
+			// It is opened from now on, so a request for it has to wait meanwhile.
 			m.set(r, func(r *Release) { r.State, r.Waits = Waiting, nil })
 			err := m.restoreGPU(ctx, r, now)
 			if ctx.Err() != nil {
@@ -443,7 +452,8 @@ func (m *Manager) run(ctx context.Context, r *release) {
 			index, waits := now.DriverIndex, m.waits(ctx, now.GPU)
 			if len(waits) == 0 {
 				var err error
-				if index, err = m.Releaser.Release(ctx, now.GPU); err != nil {
+				index, err = m.Releaser.Release(ctx, now.GPU)
+				if err != nil {
 					waits = []string{err.Error()}
 					failures++
 					next = tryPause(failures)
@@ -452,12 +462,18 @@ func (m *Manager) run(ctx context.Context, r *release) {
 			pause = min(pause, next)
 			switch {
 			case len(waits) == 0:
-				now.State, pause, failures = Released, 0, 0
+				now.State = Released
+				pause = 0
+				failures = 0
 				log.Info("GPU released, nvidia-smi --gpu-reset can run", "pci", now.PCIBusID)
 			case !slices.Equal(waits, now.Waits):
 				log.Info("GPU not released yet", "waits", waits)
 			}
-			m.set(r, func(r *Release) { r.State, r.DriverIndex, r.Waits = now.State, index, waits })
+			m.set(r, func(r *Release) {
+				r.State = now.State
+				r.DriverIndex = index
+				r.Waits = waits
+			})
 		case now.Reset && !m.paused():
 			wasReset, err := m.resetGPU(ctx, now)
 			if !wasReset && err != nil && ctx.Err() != nil {
@@ -470,7 +486,10 @@ func (m *Manager) run(ctx context.Context, r *release) {
 				log.Error("GPU reset, and its persistence mode not turned on", "error", err)
 			}
 			m.set(r, func(r *Release) {
-				r.Reset, r.WasReset, r.Problem, r.Until = false, wasReset, message(err), time.Now()
+				r.Reset = false
+				r.WasReset = wasReset
+				r.Problem = message(err)
+				r.Until = time.Now()
 			})
 		}
 		select {
@@ -481,8 +500,8 @@ func (m *Manager) run(ctx context.Context, r *release) {
 	}
 }
 
-// restoreGPU takes the GPU back. It fails when ctx ends or a pause begins: until a driver is there, the GPU cannot be
-// taken back.
+// restoreGPU takes the GPU back. It fails when ctx ends or a pause begins: without a driver, the
+// GPU cannot be taken back.
 func (m *Manager) restoreGPU(ctx context.Context, r *release, now Release) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -507,7 +526,7 @@ func message(err error) string {
 	return err.Error()
 }
 
-// waits says what the release waits for; nothing when this program can close the GPU.
+// waits returns what the release waits for; nothing once this program can close the GPU.
 func (m *Manager) waits(ctx context.Context, gpu string) []string {
 	waits, units := m.Users(ctx, gpu), sharing.UnitsOf(m.GPUs(), gpu)
 	if m.Layouts.Changing(gpu) {
@@ -517,7 +536,7 @@ func (m *Manager) waits(ctx context.Context, gpu string) []string {
 		waits = append(waits, "virgate mps, which has its daemon or may open it")
 	}
 	if !m.Devices.Withdrawn(units...) {
-		m.Devices.RefreshHolders(units...) // One that the kubelet does not name may be gone.
+		m.Devices.RefreshHolders(units...) // A holder without a name may be gone.
 		if waits == nil {
 			waits = []string{Withdrawing}
 		}
@@ -528,8 +547,8 @@ func (m *Manager) waits(ctx context.Context, gpu string) []string {
 // maxRelease is the longest time of a release, so that a forgotten GPU comes back.
 const maxRelease = 24 * time.Hour
 
-// begin releases the GPU that the selector names for that long. A release that is
-// under way gets the new time, counted from now.
+// begin releases the selected GPU for that long. A release under way gets the new time, counted
+// from now.
 func (m *Manager) begin(selector sharing.Selector, length time.Duration, reset bool) (Release, error) {
 	gpu, err := m.selectGPU(selector)
 	pause, _ := m.Paused()
@@ -549,10 +568,10 @@ func (m *Manager) begin(selector sharing.Selector, length time.Duration, reset b
 	r := m.put(gpu)
 	last := r.Release
 	r.Until, r.Reset = time.Now().Add(length).Round(0), r.Reset || reset
-	r.Pause, r.Why = false, "" // The end of a pause is not the end of this.
+	r.Pause, r.Why = false, "" // From now on, it does not end with a pause.
 	if err := m.keep(); err != nil {
 		r.Release, m.gpus = last, before
-		notify(m.wake) // What the store may have of it is replaced.
+		notify(m.wake) // Replace what the store may have saved of it.
 		return Release{}, err
 	}
 	notify(r.wake)
@@ -560,13 +579,19 @@ func (m *Manager) begin(selector sharing.Selector, length time.Duration, reset b
 	return r.Release, nil
 }
 
-// put returns the release of the GPU that is under way, or a new one. It must be called with the lock.
+// put returns the GPU's release under way, or a new one. It requires the lock.
 func (m *Manager) put(gpu sharing.GPU) *release {
 	r := m.gpus[gpu.UUID]
 	if r == nil || r.State == Restored {
 		r = &release{
-			Release: Release{GPU: gpu.UUID, Index: gpu.Index, PCIBusID: gpu.PCIBusID, DriverIndex: -1, State: Waiting},
-			wake:    make(chan struct{}, 1),
+			Release: Release{
+				GPU:         gpu.UUID,
+				Index:       gpu.Index,
+				PCIBusID:    gpu.PCIBusID,
+				DriverIndex: -1,
+				State:       Waiting,
+			},
+			wake: make(chan struct{}, 1),
 		}
 		m.gpus[gpu.UUID] = r
 	}
@@ -574,17 +599,17 @@ func (m *Manager) put(gpu sharing.GPU) *release {
 }
 
 const (
-	// migResetInterval is the time between two looks at whether a GPU can be reset for its
-	// MIG mode, migResetTime how long its release may take, and migResetPause how long after
-	// a failure no other reset is tried.
+	// migResetInterval is how often Virgate checks whether a GPU can be reset for its MIG mode,
+	// migResetTime how long its release may take, and migResetPause how long after a failure no
+	// other reset is tried.
 	migResetInterval = 5 * time.Second
 	migResetTime     = time.Minute
 	migResetPause    = 10 * time.Minute
 )
 
-// resetForMIG begins to reset a GPU that nobody uses and whose MIG mode waits for a reset,
-// where the profile has mig.reset. It says whether any GPU waits for that. One goes first:
-// what keeps the driver from resetting one may keep it from resetting all.
+// resetForMIG begins to reset an unused GPU whose MIG mode waits for a reset, if the profile has
+// mig.reset. It reports whether any GPU waits for a reset. Only one goes first: what keeps the
+// driver from resetting one may keep it from resetting all.
 func (m *Manager) resetForMIG(ctx context.Context) bool {
 	if m.Reset == nil || !m.MIGReset() || m.paused() {
 		return false
@@ -603,7 +628,7 @@ func (m *Manager) resetForMIG(ctx context.Context) bool {
 	return waiting
 }
 
-// migResets are the GPUs of which one may be reset now for its MIG mode. Waiting says that
+// migResets returns the GPUs of which one may be reset now for its MIG mode. waiting is true if
 // there are such GPUs, now or later.
 func migResets(layouts []nodereport.GPULayout, releases []Release, now time.Time) (waiting bool, gpus []string) {
 	for _, l := range layouts {
@@ -613,19 +638,20 @@ func migResets(layouts []nodereport.GPULayout, releases []Release, now time.Time
 	}
 	waiting = len(gpus) > 0
 	for _, r := range releases {
-		if r.State != Restored || now.Sub(r.Until) < migResetPause && (r.Problem != "" || slices.Contains(gpus, r.GPU)) {
+		if r.State != Restored || now.Sub(r.Until) < migResetPause &&
+			(r.Problem != "" || slices.Contains(gpus, r.GPU)) {
 			return waiting, nil
 		}
 	}
 	return waiting, gpus
 }
 
-// pauseLimit is how long GPUs stay closed for a pause after a restart while it is not known whether
-// it is over.
+// pauseLimit is how long GPUs stay closed for a pause after a restart while it is unknown whether
+// the pause is over.
 const pauseLimit = time.Hour
 
-// followPause releases all GPUs during a pause, has the driver closed when the last one is, and takes
-// them back after it. No release ends meanwhile. again says that it has to look again soon.
+// followPause releases all GPUs during a pause, makes the driver close with the last one, and takes
+// them back afterwards. No release ends during a pause. again is true if it must check again soon.
 func (m *Manager) followPause(ctx context.Context) (again bool) {
 	another := false
 	defer func() {
@@ -655,7 +681,7 @@ func (m *Manager) followPause(ctx context.Context) (again bool) {
 			if ends {
 				r.Until = time.Now()
 			}
-			if ends || m.inPause { // Some waited for the end of it to be reset or taken back.
+			if ends || m.inPause { // Some waited for its end to be reset or taken back.
 				notify(r.wake)
 			}
 		}
@@ -664,8 +690,9 @@ func (m *Manager) followPause(ctx context.Context) (again bool) {
 	return false
 }
 
-// releaseAll releases the GPUs for a pause, and says whether some are released for another one
-// already. A state file that cannot be written hinders nothing: the label tells the next run. It must be called with the lock.
+// releaseAll releases the GPUs for a pause, and reports whether some were already released for
+// another one. If the state file cannot be written, the pause continues: the label informs the next
+// run. It requires the lock.
 func (m *Manager) releaseAll(pause Pause) (another bool) {
 	changed := false
 	for _, gpu := range m.GPUs() {
@@ -680,7 +707,10 @@ func (m *Manager) releaseAll(pause Pause) (another bool) {
 			continue
 		}
 		r = m.put(gpu)
-		r.Pause, r.Why, r.Until, changed = true, pause.Text(), time.Now().Add(pauseLimit).Round(0), true
+		r.Pause = true
+		r.Why = pause.Text()
+		r.Until = time.Now().Add(pauseLimit).Round(0)
+		changed = true
 		notify(r.wake)
 	}
 	if changed {
@@ -690,7 +720,7 @@ func (m *Manager) releaseAll(pause Pause) (another bool) {
 	return another
 }
 
-// selectGPU is the GPU that the selector names.
+// selectGPU returns the GPU that the selector names.
 func (m *Manager) selectGPU(selector sharing.Selector) (sharing.GPU, error) {
 	if !m.Serving() {
 		return sharing.GPU{}, errors.New("this Virgate does not serve the node: ask the one that does")
@@ -701,7 +731,8 @@ func (m *Manager) selectGPU(selector sharing.Selector) (sharing.GPU, error) {
 		}
 		for _, p := range gpu.Partitions {
 			if selector.MatchPartition(gpu, p) {
-				return sharing.GPU{}, fmt.Errorf("%s is a partition: only a GPU as a whole can be released, which is %d",
+				return sharing.GPU{}, fmt.Errorf(
+					"%s is a partition: only a GPU as a whole can be released, which is %d",
 					selector, gpu.Index)
 			}
 		}
@@ -730,9 +761,12 @@ func (m *Manager) restore(selector sharing.Selector) (Release, error) {
 	return r.Release, nil
 }
 
-// Handler answers GET /gpu with the releases of this run, as a list in JSON, and
-// POST /gpu/release, /gpu/reset, both with gpu=SELECTOR and for=DURATION, and
-// /gpu/restore with gpu=SELECTOR, with the Release. It is for the control socket.
+// Handler serves the control socket. It answers with JSON:
+//
+//	GET /gpu           the releases of this run
+//	POST /gpu/release  with gpu=SELECTOR and for=DURATION, the Release
+//	POST /gpu/reset    with gpu=SELECTOR and for=DURATION, the Release
+//	POST /gpu/restore  with gpu=SELECTOR, the Release
 func (m *Manager) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /gpu", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, m.List()) })
@@ -748,7 +782,8 @@ func (m *Manager) Handler() http.Handler {
 			answer, err = m.restore(selector)
 		case verb == "release" || verb == "reset":
 			var length time.Duration
-			if length, err = time.ParseDuration(r.FormValue("for")); err != nil {
+			length, err = time.ParseDuration(r.FormValue("for"))
+			if err != nil {
 				err = fmt.Errorf("for: expected a time such as 10m (got %q)", r.FormValue("for"))
 			} else {
 				answer, err = m.begin(selector, length, verb == "reset")

@@ -16,31 +16,32 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Spec is what is asked for.
+// Spec describes a rollout to start.
 type Spec struct {
-	// To is the profile, or with MIG the layout. Label is the label's name; "" for the usual one.
+	// To is the profile, or with MIG the layout. Label is the label's name; "" means the default.
 	To, Label string
 	MIG       bool
-	// Selector selects Nodes by labels, as for kubectl.
+	// Selector selects Nodes by labels, in kubectl's syntax.
 	Selector string
-	// MaxUnavailable is how many nodes may be under way at once, as ParseMax reads it.
+	// MaxUnavailable limits the nodes under way at once, in the format of ParseMax.
 	MaxUnavailable string
-	// PauseAfter is after how many waves it pauses; 0 for none.
+	// PauseAfter is the number of waves after which the rollout pauses; 0 for never.
 	PauseAfter int
-	// Timeout is how long a node may take.
+	// Timeout is how long one node may take.
 	Timeout time.Duration
-	// Domain is that of the resources; AllowIll does not look at those that are not allocatable.
+	// Domain is the domain of the resources. AllowIll ignores devices that are not allocatable.
 	Domain   string
 	AllowIll bool
-	// SkipUnready leaves out nodes that cannot follow now; otherwise nothing is begun.
+	// SkipUnready leaves out nodes that cannot follow now. Without it, such a node is an error.
 	SkipUnready bool
 }
 
-// cleanUp is how long what is written after an interruption may take.
+// cleanUp limits the time for writes after an interruption.
 const cleanUp = 30 * time.Second
 
-// pick returns the Nodes that the Spec means, by name, those that cannot follow now apart, and an
-// error where there is none, or one belongs to another rollout that has not ended.
+// pick returns the Nodes that the Spec selects, by name, with those that cannot follow now in
+// unready. It fails if no Node is selected, or if one belongs to another rollout that has not
+// ended.
 func (s Spec) pick(nodes []Node, plans []plan) (chosen, unready []Node, err error) {
 	selector, err := labels.Parse(s.Selector)
 	if err != nil {
@@ -67,13 +68,13 @@ func (s Spec) pick(nodes []Node, plans []plan) (chosen, unready []Node, err erro
 	return chosen, unready, nil
 }
 
-// taken says that the rollout has the node.
+// taken returns the error that the node belongs to this rollout.
 func (p plan) taken(node string) error {
 	return fmt.Errorf("node %s belongs to rollout %s to %s, which %s began at %s and which has not ended",
 		node, p.ID, p.To, p.By, p.Started.UTC().Format(time.RFC3339))
 }
 
-// unready says why a node cannot follow; "" where it can.
+// unready returns why a node cannot follow now, or "" if it can.
 func (s Spec) unready(n Node) string {
 	switch {
 	case n.NotReady != "":
@@ -86,18 +87,19 @@ func (s Spec) unready(n Node) string {
 	return ""
 }
 
-// choice is which Nodes a rollout would have.
+// choice holds the Nodes that a rollout would have.
 type choice struct {
 	Params
 	nodes []Node
-	// unready are those that cannot follow now, with the reasons.
+	// unready lists the nodes that cannot follow now, with the reasons.
 	unready []string
 }
 
-// choose reads the rollouts and the Nodes, and changes nothing. The error says why a rollout of the
-// Spec could not begin.
+// choose reads the rollouts and the Nodes, and changes nothing. The error explains why a rollout of
+// the Spec could not begin.
 func (c *Client) choose(ctx context.Context, spec Spec) (chosen choice, err error) {
-	if chosen.Params, err = spec.params(c.Holder); err != nil {
+	chosen.Params, err = spec.params(c.Holder)
+	if err != nil {
 		return chosen, err
 	}
 	plans, err := c.plans(ctx)
@@ -123,14 +125,15 @@ func (c *Client) choose(ctx context.Context, spec Spec) (chosen choice, err erro
 	case len(ready) == 0:
 		return chosen, fmt.Errorf("none of %d nodes can follow now:\n%s", len(unready), summary(chosen.unready))
 	}
-	if chosen.Max, err = ParseMax(spec.MaxUnavailable, len(ready)); err != nil {
+	chosen.Max, err = ParseMax(spec.MaxUnavailable, len(ready))
+	if err != nil {
 		return chosen, fmt.Errorf("--max-unavailable: %w", err)
 	}
 	return chosen, nil
 }
 
-// Start makes the nodes part of a new rollout, which c.Holder drives from then on: it is to
-// call Drive. No label is set yet. With an error, nothing is left of it.
+// Start makes the nodes part of a new rollout. It sets no label yet: the caller calls Drive next,
+// with the same c.Holder. If Start fails, it removes what it wrote.
 func (c *Client) Start(ctx context.Context, spec Spec) (*Rollout, error) {
 	chosen, err := c.choose(ctx, spec)
 	if err != nil {
@@ -159,9 +162,9 @@ func (c *Client) Start(ctx context.Context, spec Spec) (*Rollout, error) {
 	return c.Find(ctx, p.ID)
 }
 
-// claim writes the plan, and has it run if no other rollout has one of its nodes. Of two that are
-// begun at once the later one sees the earlier one, and gives way. The nodes of rollouts that have
-// ended are taken from those, so that a node is part of one rollout alone.
+// claim writes the plan and sets it to Running, unless another rollout has one of its nodes. If two
+// rollouts begin at once, the later one sees the earlier one and gives way. claim also removes the
+// nodes from rollouts that have ended, so that a node is part of only one rollout.
 func (c *Client) claim(ctx context.Context, p plan) error {
 	created, err := c.create(ctx, p)
 	if err != nil {
@@ -178,7 +181,7 @@ func (c *Client) claim(ctx context.Context, p plan) error {
 		case other.ID == p.ID || i < 0:
 		case other.Phase.Ended():
 			ended = append(ended, other)
-		case other.Phase == Claiming && later(other.version, created.version): // It is its turn to give way.
+		case other.Phase == Claiming && later(other.version, created.version): // The other one gives way.
 		default:
 			return other.taken(p.members[i].name)
 		}
@@ -189,7 +192,7 @@ func (c *Client) claim(ctx context.Context, p plan) error {
 		}
 	}
 	_, err = c.writeHead(ctx, created, func(h *Head) error {
-		if h.Phase != Claiming && h.Phase != Running { // Running where the answer was lost.
+		if h.Phase != Claiming && h.Phase != Running { // It is Running if the answer to this write was lost.
 			return fmt.Errorf("rollout %s is %s by now", p.ID, h.Phase)
 		}
 		h.Phase = Running
@@ -198,7 +201,8 @@ func (c *Client) claim(ctx context.Context, p plan) error {
 	return err
 }
 
-// takeFrom takes p's nodes from a rollout that has ended, unless somebody undoes that by now.
+// takeFrom removes p's nodes from a rollout that has ended. It fails if that rollout is being
+// undone by now.
 func (c *Client) takeFrom(ctx context.Context, ended, p plan) error {
 	for {
 		rest := ended.without(p)
@@ -211,18 +215,20 @@ func (c *Client) takeFrom(ctx context.Context, ended, p plan) error {
 		if err == nil || !gone(err) {
 			return err
 		}
-		if ended, err = c.plan(ctx, ended.ID); errors.Is(err, errNone) {
+		ended, err = c.plan(ctx, ended.ID)
+		if errors.Is(err, errNone) {
 			return nil
 		} else if err != nil {
 			return err
 		}
 		if !ended.Phase.Ended() {
-			return fmt.Errorf("rollout %s, which had ended and had some of these nodes, is %s by now", ended.ID, ended.Phase)
+			return fmt.Errorf("rollout %s, which had ended and had some of these nodes, is %s by now", ended.ID,
+				ended.Phase)
 		}
 	}
 }
 
-// remove deletes the ConfigMap of a rollout, unless somebody else drives it.
+// remove deletes the ConfigMap of a rollout, unless another holder drives it.
 func (c *Client) remove(ctx context.Context, id string) error {
 	for {
 		p, err := c.plan(ctx, id)
@@ -250,8 +256,15 @@ func (s Spec) params(holder string) (Params, error) {
 		return fmt.Errorf("%s: %s", what, problems[0])
 	}
 	p := Params{
-		Label: cmp.Or(s.Label, label), To: s.To, MIG: s.MIG, By: holder, Started: time.Now().UTC().Truncate(time.Second), Selector: s.Selector,
-		Timeout: int(s.Timeout / time.Second), Domain: cmp.Or(s.Domain, "nvidia.com"), AllowIll: s.AllowIll,
+		Label:    cmp.Or(s.Label, label),
+		To:       s.To,
+		MIG:      s.MIG,
+		By:       holder,
+		Started:  time.Now().UTC().Truncate(time.Second),
+		Selector: s.Selector,
+		Timeout:  int(s.Timeout / time.Second),
+		Domain:   cmp.Or(s.Domain, "nvidia.com"),
+		AllowIll: s.AllowIll,
 	}
 	if problems := validation.IsValidLabelValue(p.To); p.To == "" || len(problems) > 0 {
 		return p, problem(fmt.Sprintf("%q cannot be a label's value", p.To), append(problems, "it is empty"))
@@ -268,7 +281,7 @@ func (s Spec) params(holder string) (Params, error) {
 	return p, nil
 }
 
-// each calls do for all nodes, some at once, and returns when all have ended.
+// each calls do for all nodes, up to atOnce at a time, and waits for all calls.
 func each(nodes []Node, do func(i int, n Node)) {
 	var running sync.WaitGroup
 	places := make(chan struct{}, atOnce)
@@ -282,8 +295,8 @@ func each(nodes []Node, do func(i int, n Node)) {
 	running.Wait()
 }
 
-// release takes the rollout's annotations from its nodes, and then deletes its ConfigMap. Labels stay
-// as they are.
+// release removes the rollout's annotations from its nodes, and then deletes its ConfigMap. It does
+// not change labels.
 func (c *Client) release(ctx context.Context, id string) error {
 	r, err := c.Find(ctx, id)
 	if err != nil {
@@ -313,13 +326,14 @@ func (c *Client) releaseOne(ctx context.Context, n Node, id string) error {
 			return err
 		}
 		found := false
-		if n, found, err = c.get(ctx, n.Name, ""); err != nil || !found {
+		n, found, err = c.get(ctx, n.Name, "")
+		if err != nil || !found {
 			return err
 		}
 	}
 }
 
-// List has the rollouts of the namespace, the oldest first.
+// List returns the rollouts of the namespace, oldest first.
 func (c *Client) List(ctx context.Context) ([]*Rollout, error) {
 	plans, err := c.plans(ctx)
 	if err != nil || len(plans) == 0 {
@@ -328,7 +342,7 @@ func (c *Client) List(ctx context.Context) ([]*Rollout, error) {
 	return c.withNodes(ctx, plans)
 }
 
-// Find is the rollout of that name.
+// Find returns the rollout with that ID.
 func (c *Client) Find(ctx context.Context, id string) (*Rollout, error) {
 	p, err := c.plan(ctx, id)
 	if err != nil {
@@ -341,7 +355,7 @@ func (c *Client) Find(ctx context.Context, id string) (*Rollout, error) {
 	return list[0], nil
 }
 
-// withNodes puts the plans together with the Nodes as they are now.
+// withNodes joins the plans with the current Nodes.
 func (c *Client) withNodes(ctx context.Context, plans []plan) (list []*Rollout, err error) {
 	domains := map[string]string{}
 	for _, p := range plans {
@@ -363,7 +377,7 @@ func (c *Client) withNodes(ctx context.Context, plans []plan) (list []*Rollout, 
 	return list, nil
 }
 
-// Pause has the driver end: nothing is begun from then on. Who drives it sees that within a second.
+// Pause ends the driver: it begins no more nodes. The driver notices within a second.
 func (c *Client) Pause(ctx context.Context, id string) error {
 	p, err := c.plan(ctx, id)
 	if err != nil {
@@ -379,9 +393,9 @@ func (c *Client) Pause(ctx context.Context, id string) error {
 	return err
 }
 
-// Forget takes the ConfigMap of a rollout and its nodes' annotations away, so that it cannot be
-// undone any more; labels stay as they are. One that has not ended is forgotten only if unfinished
-// says so.
+// Forget deletes a rollout's ConfigMap and its nodes' annotations, so that it can no longer be
+// undone. It does not change labels. A rollout that has not ended is an error unless unfinished is
+// true.
 func (c *Client) Forget(ctx context.Context, id string, unfinished bool) error {
 	_, err := c.run(ctx, id, func(_ context.Context, _ *driver, r *Rollout) error {
 		if !r.Phase.Ended() && !unfinished {

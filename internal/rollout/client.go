@@ -28,41 +28,47 @@ import (
 )
 
 const (
-	// page is how many Nodes one list has, and requestTime how long a request may take.
+	// page is the number of Nodes per list request; requestTime limits one request.
 	page        = 500
 	requestTime = 10 * time.Second
 	// atOnce is how many Nodes are written at once.
 	atOnce = 16
-	// fieldManager is the name under which the API keeps what is written here.
+	// fieldManager is the field manager that the API server records for these writes.
 	fieldManager = "virgate-rollout"
 )
 
-// Client begins rollouts and drives them. It drives one at a time.
+// Client starts and drives rollouts, one at a time.
 type Client struct {
-	// Holder says who calls, for people and as the driver's name: no two programs have the same.
+	// Holder identifies the caller, to people and as the driver. It must be unique per program.
 	Holder string
-	// Progress is called from Drive's goroutine when a node has changed or the phase has;
-	// nil for nobody.
+	// Progress is called from Drive's goroutine when a node or the phase has changed; nil disables
+	// it.
 	Progress func(*Rollout)
-	// Notice is called from any goroutine with what should be known beside that; nil for nobody.
+	// Notice is called from any goroutine with other messages for the user; nil disables it.
 	Notice func(string)
 	// Lists, Watches and Writes count the requests.
 	Lists, Watches, Writes atomic.Int64
 
 	core      rest.Interface
 	namespace string
-	// lease is how long the lease of this program lasts, outwait how long another one's: see drive.go.
+	// lease is how long this program's lease lasts, outwait how long another's: see drive.go.
 	lease, outwait time.Duration
 }
 
-// NewClient makes a Client; it does not connect yet. The namespace is Virgate's own, where rollouts
-// are kept.
+// NewClient returns a Client and does not connect yet. The namespace is Virgate's own, where
+// rollouts are kept.
 func NewClient(config *rest.Config, namespace, holder string) (*Client, error) {
 	core, err := cluster.Core(config, "virgate-rollout")
 	if err != nil {
 		return nil, err
 	}
-	return &Client{core: core, namespace: namespace, Holder: holder, lease: leaseTime, outwait: leaseTime}, nil
+	return &Client{
+		core:      core,
+		namespace: namespace,
+		Holder:    holder,
+		lease:     leaseTime,
+		outwait:   leaseTime,
+	}, nil
 }
 
 func (c *Client) notice(format string, arguments ...any) {
@@ -71,8 +77,8 @@ func (c *Client) notice(format string, arguments ...any) {
 	}
 }
 
-// list reads all Nodes, page by page, and the version of the list. What a rollout changes can
-// be what it was selected by, so the API server does not select.
+// list reads all Nodes page by page, and returns the list's version. The API server does not select
+// Nodes, because a rollout can change the very labels that selected them.
 func (c *Client) list(ctx context.Context, keep func(*corev1.Node)) (version string, err error) {
 	for next := ""; ; {
 		var list corev1.NodeList
@@ -87,20 +93,21 @@ func (c *Client) list(ctx context.Context, keep func(*corev1.Node)) (version str
 		for i := range list.Items {
 			keep(&list.Items[i])
 		}
-		if next = list.Continue; next == "" {
+		next = list.Continue
+		if next == "" {
 			return list.ResourceVersion, nil
 		}
 	}
 }
 
-// nodes are all Nodes as they are now, by name. The domain is that of the resources that are kept.
+// nodes returns all current Nodes, sorted by name, with the resources of their domain.
 func (c *Client) nodes(ctx context.Context, domain func(node string) string) (nodes []Node, err error) {
 	_, err = c.list(ctx, func(n *corev1.Node) { nodes = append(nodes, nodeOf(n, domain(n.Name))) })
 	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
 	return nodes, err
 }
 
-// get reads one Node; found is false where there is none.
+// get reads one Node; found is false if it does not exist.
 func (c *Client) get(ctx context.Context, name, domain string) (n Node, found bool, err error) {
 	var object corev1.Node
 	c.Lists.Add(1)
@@ -114,12 +121,11 @@ func (c *Client) get(ctx context.Context, name, domain string) (n Node, found bo
 	return nodeOf(&object, domain), true, nil
 }
 
-// tries is how often a write is tried that the API server does not answer, retryPause the time
-// between two tries.
+// tries is how often a write without an answer is tried, retryPause the time between two tries.
 const tries, retryPause = 4, 250 * time.Millisecond
 
-// write makes a request that writes, again where there is no answer. An answer that was lost shows
-// as a conflict when it is tried again.
+// write sends a write request, and repeats it if there is no answer. If only the answer was lost,
+// the repetition fails with a conflict.
 func (c *Client) write(ctx context.Context, what string, request *rest.Request, into runtime.Object) error {
 	for try := 1; ; try++ {
 		c.Writes.Add(1)
@@ -137,10 +143,10 @@ func (c *Client) write(ctx context.Context, what string, request *rest.Request, 
 	}
 }
 
-// change is a patch of a Node's metadata. Keys that are nil are removed.
+// change is a patch of a Node's metadata. A nil value removes its key.
 type change struct{ annotations, labels map[string]*string }
 
-// patch changes the Node if it is as n was read, and returns it as it is then.
+// patch changes the Node if it is still at n's version, and returns the changed Node.
 func (c *Client) patch(ctx context.Context, n Node, p change) (Node, error) {
 	metadata := map[string]any{"resourceVersion": n.Version}
 	if p.annotations != nil {
@@ -150,7 +156,8 @@ func (c *Client) patch(ctx context.Context, n Node, p change) (Node, error) {
 		metadata["labels"] = p.labels
 	}
 	body := encode(map[string]any{"metadata": metadata})
-	request := c.core.Patch(types.MergePatchType).Resource("nodes").Name(n.Name).Param("fieldManager", fieldManager).Body([]byte(body))
+	request := c.core.Patch(types.MergePatchType).Resource("nodes").Name(n.Name).Param("fieldManager",
+		fieldManager).Body([]byte(body))
 	var object corev1.Node
 	if err := c.write(ctx, "change node "+n.Name, request, &object); err != nil {
 		return n, err
@@ -158,10 +165,10 @@ func (c *Client) patch(ctx context.Context, n Node, p change) (Node, error) {
 	return nodeOf(&object, n.domain), nil
 }
 
-// errNone says that there is no such rollout.
+// errNone: the rollout does not exist.
 var errNone = errors.New("there is no rollout")
 
-// plans are those of all rollouts of the namespace, the oldest first.
+// plans returns the plans of all rollouts in the namespace, oldest first.
 func (c *Client) plans(ctx context.Context) (plans []plan, err error) {
 	for next := ""; ; {
 		var list corev1.ConfigMapList
@@ -181,7 +188,8 @@ func (c *Client) plans(ctx context.Context) (plans []plan, err error) {
 			}
 			plans = append(plans, p)
 		}
-		if next = list.Continue; next == "" {
+		next = list.Continue
+		if next == "" {
 			break
 		}
 	}
@@ -191,11 +199,12 @@ func (c *Client) plans(ctx context.Context) (plans []plan, err error) {
 	return plans, nil
 }
 
-// plan reads that of one rollout.
+// plan reads the plan of one rollout.
 func (c *Client) plan(ctx context.Context, id string) (plan, error) {
 	var object corev1.ConfigMap
 	c.Lists.Add(1)
-	err := c.core.Get().Namespace(c.namespace).Resource("configmaps").Name(planName + id).Timeout(requestTime).Do(ctx).Into(&object)
+	err := c.core.Get().Namespace(c.namespace).Resource("configmaps").Name(planName +
+		id).Timeout(requestTime).Do(ctx).Into(&object)
 	if apierrors.IsNotFound(err) {
 		return plan{}, fmt.Errorf("%w %s in the namespace %s", errNone, id, c.namespace)
 	}
@@ -205,7 +214,7 @@ func (c *Client) plan(ctx context.Context, id string) (plan, error) {
 	return planOf(&object)
 }
 
-// create makes the ConfigMap, and returns the plan as it is then.
+// create creates the ConfigMap, and returns the plan as stored.
 func (c *Client) create(ctx context.Context, p plan) (plan, error) {
 	request := c.core.Post().Namespace(c.namespace).Resource("configmaps").Param("fieldManager", fieldManager).
 		SetHeader("Content-Type", runtime.ContentTypeJSON).Body([]byte(encode(p.configMap(c.namespace))))
@@ -216,7 +225,7 @@ func (c *Client) create(ctx context.Context, p plan) (plan, error) {
 		if err == nil && found.Holder != c.Holder {
 			err = fmt.Errorf("rollout %s: %w: %s", p.ID, errHeld, found.Holder)
 		}
-		return found, err // The answer was lost.
+		return found, err // Created before, but the answer was lost.
 	}
 	if apierrors.IsNotFound(err) {
 		err = fmt.Errorf("%w; --virgate-namespace names Virgate's own namespace", err)
@@ -227,7 +236,7 @@ func (c *Client) create(ctx context.Context, p plan) (plan, error) {
 	return planOf(&object)
 }
 
-// patchPlan changes the ConfigMap if it is as p was read, and returns it as it is then.
+// patchPlan changes the ConfigMap if it is still at p's version, and returns the changed plan.
 func (c *Client) patchPlan(ctx context.Context, p plan, data map[string]string) (plan, error) {
 	body := encode(map[string]any{"metadata": map[string]any{"resourceVersion": p.version}, "data": data})
 	request := c.core.Patch(types.MergePatchType).Namespace(c.namespace).Resource("configmaps").Name(planName+p.ID).
@@ -239,7 +248,7 @@ func (c *Client) patchPlan(ctx context.Context, p plan, data map[string]string) 
 	return planOf(&object)
 }
 
-// delete removes the ConfigMap if it is as p was read.
+// delete removes the ConfigMap if it is still at p's version.
 func (c *Client) delete(ctx context.Context, p plan) error {
 	body := encode(metav1.DeleteOptions{
 		TypeMeta:      metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "v1"},
@@ -250,25 +259,26 @@ func (c *Client) delete(ctx context.Context, p plan) error {
 	return c.write(ctx, "delete rollout "+p.ID, request, nil)
 }
 
-// gone says that another try needs the object to be read again: it is another one, or none.
+// gone reports whether the object has changed or was deleted, and must be read before another try.
 func gone(err error) bool { return apierrors.IsConflict(err) || apierrors.IsNotFound(err) }
 
-// refused says that trying again would not help.
+// refused reports whether trying again is useless.
 func refused(err error) bool {
-	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsAlreadyExists(err)
+	return apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsInvalid(err) ||
+		apierrors.IsBadRequest(err) || apierrors.IsAlreadyExists(err)
 }
 
-// store has the rollout's plan and the Nodes as they were last seen, by a Reflector or in the answer
-// to a write.
+// store holds the rollout's plan and the Nodes as last seen, by a Reflector or in the answer to a
+// write.
 type store struct {
 	domain string
 
 	mutex sync.Mutex
 	nodes map[string]Node
-	// plan is nil where its ConfigMap is not there, unread why it cannot be read.
+	// plan is nil if its ConfigMap does not exist; unread is why it cannot be read.
 	plan   *plan
 	unread error
-	// changed says that something is otherwise; filled is closed after the first lists of both.
+	// changed signals any change; filled is closed after the first lists of both kinds.
 	changed chan struct{}
 	filled  chan struct{}
 	listed  struct{ nodes, plan bool }
@@ -283,7 +293,7 @@ func newStore(domain string) *store {
 	}
 }
 
-// current is the plan as it was last seen.
+// current returns the plan as last seen.
 func (s *store) current(id string) (plan, error) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -296,7 +306,7 @@ func (s *store) current(id string) (plan, error) {
 	return *s.plan, nil
 }
 
-// rollout is the plan with the Nodes.
+// rollout joins the plan with the Nodes.
 func (s *store) rollout(id string) (*Rollout, error) {
 	p, err := s.current(id)
 	if err != nil {
@@ -314,7 +324,7 @@ func (s *store) wake() {
 	}
 }
 
-// put keeps the Node, unless a later one is kept: an answer may overtake the watch.
+// put stores the Node, unless it has a later version: an answer may overtake the watch.
 func (s *store) put(n Node) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -324,7 +334,7 @@ func (s *store) put(n Node) {
 	}
 }
 
-// remove forgets the Node, unless a later one is kept.
+// remove deletes the Node, unless the store has a later version.
 func (s *store) remove(name, version string) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -334,7 +344,7 @@ func (s *store) remove(name, version string) {
 	}
 }
 
-// putPlan keeps the plan, unless a later one is kept.
+// putPlan stores the plan, unless it has a later version.
 func (s *store) putPlan(p plan) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -344,7 +354,7 @@ func (s *store) putPlan(p plan) {
 	}
 }
 
-// has says that the first list of Nodes, or of the plan, is there; the caller has the mutex.
+// has records the first list of Nodes or of the plan. The caller holds the mutex.
 func (s *store) has(listed *bool) {
 	if whole := s.listed.nodes && s.listed.plan; !whole {
 		*listed = true
@@ -356,14 +366,14 @@ func (s *store) has(listed *bool) {
 }
 
 // later compares resource versions (Kubernetes API Concepts, "Resource versions": numbers of one
-// order). What is none is taken for not later, so that the last one heard counts.
+// order). A version that is not a number is never later, so that the last one received counts.
 func later(a, b string) bool {
 	x, errX := strconv.ParseUint(a, 10, 64)
 	y, errY := strconv.ParseUint(b, 10, 64)
 	return errX == nil && errY == nil && x > y
 }
 
-// nodeStore is what a Reflector of Nodes fills.
+// nodeStore is filled by the Reflector of Nodes.
 type nodeStore struct{ *store }
 
 // Add and the next four methods implement cache.ReflectorStore.
@@ -400,7 +410,7 @@ func (s nodeStore) Replace(objects []any, version string) error {
 
 func (nodeStore) Resync() error { return nil }
 
-// planStore is what a Reflector of the one ConfigMap fills.
+// planStore is filled by the Reflector of the rollout's ConfigMap.
 type planStore struct{ *store }
 
 // Add and the next four methods implement cache.ReflectorStore.
@@ -425,7 +435,7 @@ func (s planStore) Delete(any) error { return s.Replace(nil, "") }
 
 func (s planStore) Replace(objects []any, _ string) error {
 	for _, object := range objects {
-		_ = s.Update(object) // It keeps what is wrong.
+		_ = s.Update(object) // It stores the error.
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -443,7 +453,7 @@ func (c *Client) followNodes(ctx context.Context, s *store, failed func(error)) 
 	list := func(ctx context.Context) (runtime.Object, error) {
 		list := &corev1.NodeList{}
 		version, err := c.list(ctx, func(n *corev1.Node) {
-			n.ManagedFields, n.Status.Images = nil, nil // The most of a Node, for nothing.
+			n.ManagedFields, n.Status.Images = nil, nil // Most of a Node's size, and not needed.
 			list.Items = append(list.Items, *n)
 		})
 		list.ResourceVersion = version
@@ -456,7 +466,8 @@ func (c *Client) followNodes(ctx context.Context, s *store, failed func(error)) 
 // followPlan keeps the store's plan up to date until ctx ends.
 func (c *Client) followPlan(ctx context.Context, s *store, id string, failed func(error)) {
 	request := func() *rest.Request {
-		return c.core.Get().Namespace(c.namespace).Resource("configmaps").Param("fieldSelector", "metadata.name="+planName+id)
+		return c.core.Get().Namespace(c.namespace).Resource("configmaps").Param("fieldSelector",
+			"metadata.name="+planName+id)
 	}
 	list := func(ctx context.Context) (runtime.Object, error) {
 		list := &corev1.ConfigMapList{}
@@ -470,7 +481,7 @@ func (c *Client) followPlan(ctx context.Context, s *store, id string, failed fun
 	c.follow(ctx, "configmaps", &corev1.ConfigMap{}, list, request, planStore{s}, failed)
 }
 
-// follow lists and watches objects of one kind.
+// follow lists and watches objects of one kind until ctx ends.
 func (c *Client) follow(
 	ctx context.Context, what string, kind runtime.Object, list func(context.Context) (runtime.Object, error),
 	request func() *rest.Request, s cache.ReflectorStore, failed func(error),
@@ -485,7 +496,8 @@ func (c *Client) follow(
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			c.Watches.Add(1)
-			request := request().Param("watch", "true").Param("resourceVersion", options.ResourceVersion).Param("allowWatchBookmarks", "true")
+			request := request().Param("watch", "true").Param("resourceVersion",
+				options.ResourceVersion).Param("allowWatchBookmarks", "true")
 			if options.TimeoutSeconds != nil {
 				request.Param("timeoutSeconds", strconv.FormatInt(*options.TimeoutSeconds, 10))
 			}
@@ -496,23 +508,30 @@ func (c *Client) follow(
 			return w, err
 		},
 	}
-	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, plainLists{}), kind, s, cache.ReflectorOptions{
-		Name:    what,
-		Backoff: &wait.Backoff{Duration: 300 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 6, Cap: 10 * time.Second},
-		Logger:  &klog.Logger{},
-	})
+	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, plainLists{}), kind,
+		s, cache.ReflectorOptions{
+			Name: what,
+			Backoff: &wait.Backoff{
+				Duration: 300 * time.Millisecond,
+				Factor:   2,
+				Jitter:   1,
+				Steps:    6,
+				Cap:      10 * time.Second,
+			},
+			Logger: &klog.Logger{},
+		})
 	reflector.RunWithContext(klog.NewContext(ctx, klog.Logger{}))
 }
 
-// plainLists tells the Reflector to list and then to watch: page by page.
+// plainLists makes the Reflector list page by page and then watch, without a streaming list.
 type plainLists struct{}
 
-// IsWatchListSemanticsUnSupported is what the Reflector asks for.
+// IsWatchListSemanticsUnSupported is called by the Reflector.
 func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
 
 var (
-	// ErrStopped says that a node is in the way.
+	// ErrStopped means that the rollout has stopped because of a node.
 	ErrStopped = errors.New("the rollout has stopped")
-	// ErrInterrupted says that the driver was ended from outside, and that somebody can go on.
+	// ErrInterrupted means that the driver was ended from outside. The rollout can be continued.
 	ErrInterrupted = errors.New("interrupted")
 )

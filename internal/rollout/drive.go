@@ -10,25 +10,25 @@ import (
 )
 
 const (
-	// leaseTime is how long a driver that has not renewed its lease is taken for alive, by the
-	// clock of who waits for it: no two clocks need be the same. It renews it every third of that,
-	// and writes nothing when it has not for two thirds.
+	// leaseTime is how long a driver that does not renew its lease counts as alive. The waiting
+	// program measures it with its own clock, so clocks need not agree. The driver renews after
+	// each third of it, and writes nothing if the last renewal is older than two thirds.
 	leaseTime = 30 * time.Second
-	// tick is how often time itself is looked at.
+	// tick is how often the driver checks for what only time changes.
 	tick = time.Second
 )
 
-// Resume says how to go on.
+// Resume sets how a rollout continues.
 type Resume struct {
-	// SkipFailed leaves out nodes that failed; otherwise they are waited for again.
+	// SkipFailed leaves out nodes that failed; otherwise the rollout waits for them again.
 	SkipFailed bool
-	// PauseAfter is after how many more waves it pauses; 0 for none.
+	// PauseAfter is the number of further waves after which it pauses; 0 for never.
 	PauseAfter int
-	// AllowIll no longer looks at devices that are not allocatable.
+	// AllowIll ignores devices that are not allocatable from now on.
 	AllowIll bool
 }
 
-// errHeld says that somebody else drives the rollout.
+// errHeld: another program drives the rollout.
 var errHeld = errors.New("somebody else drives it")
 
 func (h *Head) renew(holder string) error {
@@ -39,7 +39,8 @@ func (h *Head) renew(holder string) error {
 	return nil
 }
 
-// writeHead changes the Head of the plan.
+// writeHead changes the plan's Head with set, and calls set again if the plan has changed
+// meanwhile.
 func (c *Client) writeHead(ctx context.Context, p plan, set func(*Head) error) (plan, error) {
 	for {
 		next := p.Head
@@ -50,7 +51,8 @@ func (c *Client) writeHead(ctx context.Context, p plan, set func(*Head) error) (
 		if err == nil || !gone(err) {
 			return now, err
 		}
-		if p, err = c.plan(ctx, p.ID); err != nil {
+		p, err = c.plan(ctx, p.ID)
+		if err != nil {
 			return p, err
 		}
 	}
@@ -63,12 +65,12 @@ type driver struct {
 	id    string
 	// renewed is when the lease was last renewed.
 	renewed time.Time
-	// seen is what Progress was last told.
+	// seen is the state of the last call of Progress.
 	seen string
 }
 
-// Drive goes on with a rollout until it ends, pauses or stops, and returns it as it is then: with
-// ErrStopped where a node is in the way, and ErrInterrupted when ctx ends.
+// Drive continues a rollout until it ends, pauses or stops, and returns its last state. The error
+// is ErrStopped if a node is in the way, and ErrInterrupted if ctx ended.
 func (c *Client) Drive(ctx context.Context, id string, how Resume) (*Rollout, error) {
 	return c.run(ctx, id, func(ctx context.Context, d *driver, r *Rollout) error {
 		switch r.Phase {
@@ -84,8 +86,10 @@ func (c *Client) Drive(ctx context.Context, id string, how Resume) (*Rollout, er
 		if err != nil {
 			return err
 		}
-		// A pause that is still ahead stays.
-		at, ahead, first := r.PauseAt, false, -1
+		// Keep a pause that is still ahead.
+		at := r.PauseAt
+		ahead := false
+		first := -1
 		for _, n := range r.Nodes {
 			ahead = ahead || n.Record.Wave < at && (n.Record.Place == Waiting || n.Record.Place == Pending)
 			if n.Record.Place == Waiting && (first < 0 || n.Record.Wave < first) {
@@ -99,13 +103,16 @@ func (c *Client) Drive(ctx context.Context, id string, how Resume) (*Rollout, er
 			at = first + how.PauseAfter
 		}
 		return d.setPhase(ctx, r.Phase, func(h *Head) {
-			h.Phase, h.Reason, h.PauseAt, h.IgnoreIll = Running, "", at, h.IgnoreIll || how.AllowIll
+			h.Phase = Running
+			h.Reason = ""
+			h.PauseAt = at
+			h.IgnoreIll = h.IgnoreIll || how.AllowIll
 		})
 	}, false)
 }
 
-// Undo puts every node back to what it had, as many at once as the rollout may have under way, or
-// atOnce all and without waiting for any. Nodes whose label somebody else has changed are left alone.
+// Undo puts every node back to what it had, at most Max at a time; with atOnce, all together and
+// without waiting for any. It leaves nodes alone whose label someone else has changed.
 func (c *Client) Undo(ctx context.Context, id string, atOnce bool) (*Rollout, error) {
 	r, err := c.run(ctx, id, func(ctx context.Context, d *driver, r *Rollout) error {
 		switch r.Phase {
@@ -116,17 +123,17 @@ func (c *Client) Undo(ctx context.Context, id string, atOnce bool) (*Rollout, er
 		}
 		return d.setPhase(ctx, r.Phase, func(h *Head) { h.Phase, h.Reason = TakingBack, "" })
 	}, atOnce)
-	if errors.Is(err, errRelease) { // No node has a label of it.
+	if errors.Is(err, errRelease) { // No node has its label.
 		err = c.release(ctx, id)
 	}
 	return r, err
 }
 
-// errRelease says that the rollout is only to be forgotten.
+// errRelease: the rollout only needs to be forgotten.
 var errRelease = errors.New("to be forgotten")
 
-// waitAgain has the nodes that failed, and those under way, waited for as from now, or leaves out
-// those that failed.
+// waitAgain restarts the wait for nodes that failed or are under way. With skip, it leaves out the
+// nodes that failed, and waiting ones that are not ready.
 func (d *driver) waitAgain(ctx context.Context, skip bool) error {
 	for now := time.Now().UTC(); ; {
 		r, err := d.find()
@@ -144,7 +151,10 @@ func (d *driver) waitAgain(ctx context.Context, skip bool) error {
 			case record.Place == Failed && !record.Set:
 				record.Place, record.Reason = Waiting, ""
 			case record.Place == Failed, record.Place == Pending && record.Since.Before(now):
-				record.Place, record.Reason, record.Since, record.Applied = Pending, "", now, time.Time{}
+				record.Place = Pending
+				record.Reason = ""
+				record.Since = now
+				record.Applied = time.Time{}
 			default:
 				continue
 			}
@@ -162,7 +172,12 @@ func (d *driver) waitAgain(ctx context.Context, skip bool) error {
 	}
 }
 
-func (c *Client) run(ctx context.Context, id string, begin func(context.Context, *driver, *Rollout) error, unmake bool) (*Rollout, error) {
+func (c *Client) run(
+	ctx context.Context,
+	id string,
+	begin func(context.Context, *driver, *Rollout) error,
+	unmake bool,
+) (*Rollout, error) {
 	p, err := c.plan(ctx, id)
 	switch {
 	case ctx.Err() != nil:
@@ -174,7 +189,11 @@ func (c *Client) run(ctx context.Context, id string, begin func(context.Context,
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer stop()
-	d := &driver{Client: c, store: newStore(p.Domain), id: id}
+	d := &driver{
+		Client: c,
+		store:  newStore(p.Domain),
+		id:     id,
+	}
 	failures := make(chan error, 1)
 	failed := func(err error) {
 		select {
@@ -204,7 +223,7 @@ func (c *Client) run(ctx context.Context, id string, begin func(context.Context,
 		err = d.loop(ctx, unmake)
 	}
 	interrupted := ctx.Err() != nil && err != nil
-	// Whoever goes on need not wait for the lease to run out.
+	// Give the lease back, so that the next driver need not wait for its end.
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUp)
 	defer cancel()
 	if !d.renewed.IsZero() {
@@ -228,8 +247,8 @@ func (c *Client) run(ctx context.Context, id string, begin func(context.Context,
 
 func (d *driver) find() (*Rollout, error) { return d.store.rollout(d.id) }
 
-// take gets the lease. Where somebody has it, it waits until that has not changed for as long as a
-// lease lasts.
+// take gets the lease. If another holder has it, take waits until that lease has not changed for
+// outwait.
 func (d *driver) take(ctx context.Context) (*Rollout, error) {
 	var last Head
 	var since time.Time
@@ -268,10 +287,10 @@ func (d *driver) take(ctx context.Context) (*Rollout, error) {
 	}
 }
 
-// gather is how long to wait for more when a node has changed.
+// gather is how long to wait for further changes after a node has changed.
 const gather = 50 * time.Millisecond
 
-// wait waits until a node has changed, or for a tick.
+// wait returns when a node has changed, or after a tick.
 func (d *driver) wait(ctx context.Context) error {
 	select {
 	case <-d.store.changed:
@@ -291,7 +310,7 @@ func pause(ctx context.Context, long time.Duration) error {
 	return ctx.Err()
 }
 
-// loop does what is next until there is nothing.
+// loop executes Next until nothing is left to do.
 func (d *driver) loop(ctx context.Context, unmake bool) error {
 	for {
 		if err := ctx.Err(); err != nil {
@@ -316,7 +335,7 @@ func (d *driver) loop(ctx context.Context, unmake bool) error {
 			writes, phase, reason := Next(r, time.Now().UTC(), unmake)
 			before := d.Writes.Load()
 			err = d.write(ctx, writes)
-			again = d.Writes.Load() > before // What follows from them may be next.
+			again = d.Writes.Load() > before // These writes may allow the next step.
 			if err == nil && len(writes) == 0 && phase != r.Phase {
 				again, err = true, d.setPhase(ctx, r.Phase, func(h *Head) { h.Phase, h.Reason = phase, reason })
 			}
@@ -336,10 +355,10 @@ func (d *driver) loop(ctx context.Context, unmake bool) error {
 	}
 }
 
-// leased says that nobody else can have taken the lease.
+// leased reports whether no other program can have taken the lease yet.
 func (d *driver) leased() bool { return time.Since(d.renewed) < d.lease*2/3 }
 
-// head changes the Head, if this driver still has the lease, and renews it.
+// head changes the Head if this driver still has the lease, and renews the lease.
 func (d *driver) head(ctx context.Context, set func(*Head) error) error {
 	p, err := d.store.current(d.id)
 	if err != nil {
@@ -357,8 +376,8 @@ func (d *driver) head(ctx context.Context, set func(*Head) error) error {
 	return nil
 }
 
-// setPhase changes the Head if its phase is still the one that was looked at; otherwise it is
-// looked at again.
+// setPhase changes the Head if its phase is still from. Otherwise it only renews the lease, and the
+// caller decides again.
 func (d *driver) setPhase(ctx context.Context, from Phase, set func(*Head)) error {
 	return d.head(ctx, func(h *Head) error {
 		if h.Phase == from {
@@ -368,7 +387,7 @@ func (d *driver) setPhase(ctx context.Context, from Phase, set func(*Head)) erro
 	})
 }
 
-// leave gives the lease back, and pauses what was interrupted.
+// leave gives the lease back, and pauses an interrupted rollout.
 func (d *driver) leave(ctx context.Context, interrupted bool) error {
 	err := d.head(ctx, func(h *Head) error {
 		h.Holder = ""
@@ -378,12 +397,12 @@ func (d *driver) leave(ctx context.Context, interrupted bool) error {
 		return nil
 	})
 	if errors.Is(err, errHeld) {
-		return nil // It is somebody else's.
+		return nil // Another program has it.
 	}
 	return err
 }
 
-// write makes the writes, some at once, while the lease lasts.
+// write executes the writes, several at once, while the lease lasts.
 func (d *driver) write(ctx context.Context, writes []Write) error {
 	var mutex sync.Mutex
 	var problem error
@@ -405,9 +424,10 @@ func (d *driver) write(ctx context.Context, writes []Write) error {
 		if err == nil {
 			d.store.put(n)
 		}
-		if gone(err) { // It is read again, and looked at again.
+		if gone(err) { // Store the current Node, for the next decision.
 			var found bool
-			if n, found, err = d.get(ctx, w.Node.Name, w.Record.Domain); err == nil && found {
+			n, found, err = d.get(ctx, w.Node.Name, w.Record.Domain)
+			if err == nil && found {
 				d.store.put(n)
 			} else if err == nil {
 				d.store.remove(w.Node.Name, w.Node.Version)
@@ -424,7 +444,7 @@ func (d *driver) write(ctx context.Context, writes []Write) error {
 	return problem
 }
 
-// tell calls Progress where something of the rollout is otherwise.
+// tell calls Progress if anything that it shows has changed.
 func (d *driver) tell(r *Rollout) {
 	if d.Progress == nil {
 		return

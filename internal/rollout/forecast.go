@@ -9,18 +9,18 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 )
 
-// Forecast is what would become of a rollout, as its nodes say.
+// Forecast is the expected result of a rollout, from what its nodes report.
 type Forecast struct {
 	Label string `json:"label"`
 	To    string `json:"to"`
 	MIG   bool   `json:"mig,omitempty"`
 	// Max is how many nodes would be under way at once.
 	Max int `json:"max"`
-	// Resources are counted over all nodes of which it is known what they would become, by name.
+	// Resources count devices over all nodes with a known result, sorted by name.
 	Resources []Capacity `json:"resources"`
-	// Nodes are those of the rollout, in its order.
+	// Nodes are the rollout's nodes, in its order.
 	Nodes []NodeForecast `json:"nodes"`
-	// LeftOut are the nodes that cannot follow now, with the reasons.
+	// LeftOut lists the nodes that cannot follow now, with the reasons.
 	LeftOut []string `json:"leftOut,omitempty"`
 }
 
@@ -28,28 +28,32 @@ type Forecast struct {
 type Capacity struct {
 	Name   string `json:"name"`
 	Before int64  `json:"before"`
-	// Lowest is the fewest at any moment if no pod ends, as many nodes as may be under way: of
-	// those, what is not being switched.
+	// Lowest is the fewest at any moment if no pod ends, with as many nodes under way as allowed.
+	// Such a node counts with what is not being switched.
 	Lowest int64 `json:"lowest"`
 	After  int64 `json:"after"`
-	// Waiting is how many of After wait for pods to end.
+	// Waiting is how many devices of After become available only when pods end.
 	Waiting int64 `json:"waiting"`
 }
 
-// NodeForecast is what one node would become.
+// NodeForecast is the expected result on one node.
 type NodeForecast struct {
 	Name string `json:"name"`
 	Wave int    `json:"wave"`
 	nodereport.Forecast
 }
 
-// Unfit are the nodes that would refuse, or have nothing to offer.
+// Unfit returns the nodes that would refuse, or have nothing to offer.
 func (f Forecast) Unfit() []NodeForecast {
 	return slices.DeleteFunc(slices.Clone(f.Nodes), func(n NodeForecast) bool { return len(n.Unfit) == 0 })
 }
 
-// Forecast plans the rollout and writes nothing. Ask is cluster.Client.Forecasts.
-func (c *Client) Forecast(ctx context.Context, spec Spec, ask func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error)) (Forecast, error) {
+// Forecast plans the rollout and writes nothing. Pass cluster.Client.Forecasts as ask.
+func (c *Client) Forecast(
+	ctx context.Context,
+	spec Spec,
+	ask func(ctx context.Context, nodes []cluster.Node, label, value string) (map[string]nodereport.Forecast, error),
+) (Forecast, error) {
 	chosen, err := c.choose(ctx, spec)
 	if err != nil {
 		return Forecast{}, err
@@ -62,7 +66,14 @@ func (c *Client) Forecast(ctx context.Context, spec Spec, ask func(ctx context.C
 	if err != nil {
 		return Forecast{}, err
 	}
-	f := Forecast{Label: chosen.Label, To: chosen.To, MIG: chosen.MIG, Max: chosen.Max, Nodes: []NodeForecast{}, LeftOut: chosen.unready}
+	f := Forecast{
+		Label:   chosen.Label,
+		To:      chosen.To,
+		MIG:     chosen.MIG,
+		Max:     chosen.Max,
+		Nodes:   []NodeForecast{},
+		LeftOut: chosen.unready,
+	}
 	for i, n := range nodes {
 		node := NodeForecast{n.Name, i/f.Max + 1, said[n.Name]}
 		if f.MIG && node.LeftTo != "" {
@@ -74,11 +85,11 @@ func (c *Client) Forecast(ctx context.Context, spec Spec, ask func(ctx context.C
 	return f, nil
 }
 
-// capacities adds up the nodes. Those before the first one under way are done, as far as they can be
-// without waiting; those after the last one have not begun.
+// capacities adds up the nodes. Nodes before the first one under way count as done, as far as
+// possible without waiting for pods. Nodes after the last one under way have not begun.
 func capacities(nodes []NodeForecast, most int) []Capacity {
 	byName := map[string]*Capacity{}
-	names := map[string][]nodereport.ForecastResource{} // What each node has of it.
+	names := map[string][]nodereport.ForecastResource{} // By resource, then by node.
 	for i, n := range nodes {
 		for _, r := range n.Resources {
 			if names[r.Name] == nil {
@@ -96,7 +107,7 @@ func capacities(nodes []NodeForecast, most int) []Capacity {
 		c := byName[name]
 		now := c.Before
 		c.Lowest = now
-		for i := range len(ofNodes) + most { // The next node begins, and the first one is done.
+		for i := range len(ofNodes) + most { // One step: the next node begins, then the oldest one is done.
 			if i < len(ofNodes) {
 				now -= int64(ofNodes[i].Before - ofNodes[i].Lowest)
 			}

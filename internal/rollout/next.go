@@ -13,28 +13,28 @@ import (
 )
 
 const (
-	// settle is how long what a node says may still be of before: Virgate sees a label within a
-	// second, and writes what follows within two.
+	// settle is how long a node may still report its old state. Virgate sees a label within a
+	// second, and reports the result within two.
 	settle = 5 * time.Second
-	// unchanged is how long a refusal may stand that was there before the label was set, word for
-	// word, until it is taken as one of the new profile, of which nothing else would be written.
+	// unchanged is how long a refusal is ignored that reads exactly as before the label was set.
+	// After that it counts for the new profile: the same refusal again would not be reported anew.
 	unchanged = 30 * time.Second
-	// leaving is how long devices of the profile before may be on their way out, not allocatable,
-	// when the new one is applied.
+	// leaving is how long devices of the previous profile may stay listed and not allocatable after
+	// the new profile is applied.
 	leaving = 2 * time.Minute
 )
 
-// Write is a change of one Node, in one patch.
+// Write is a change of one Node in one patch.
 type Write struct {
 	Node   Node
 	Record Record
-	// SetLabel sets the label to Label, or removes it where that is nil.
+	// SetLabel sets the label to Label, or removes it if Label is nil.
 	SetLabel bool
 	Label    *string
 }
 
-// Next is what is to be done now, and the phase that follows when it is done. It is called again
-// whenever a node has changed, and when time has passed.
+// Next returns what to do now, and the phase that follows once nothing is left to write. It is
+// called again when a node has changed and when time has passed.
 func Next(r *Rollout, now time.Time, unmake bool) (writes []Write, phase Phase, reason string) {
 	switch r.Phase {
 	case Running:
@@ -45,7 +45,7 @@ func Next(r *Rollout, now time.Time, unmake bool) (writes []Write, phase Phase, 
 	return nil, r.Phase, r.Reason
 }
 
-// forward looks at all nodes first, and sets labels only where none is in the way.
+// forward judges all nodes first, and sets further labels only if no node is in the way.
 func (r *Rollout) forward(now time.Time) (writes []Write, phase Phase, reason string) {
 	var stops []string
 	underWay, doubts := 0, 0
@@ -59,7 +59,7 @@ func (r *Rollout) forward(now time.Time) (writes []Write, phase Phase, reason st
 		if next != record {
 			writes = append(writes, Write{Node: n, Record: next})
 		}
-		if next.Place == Pending || record.Place == Pending { // Until it is written that it is not.
+		if next.Place == Pending || record.Place == Pending { // Until the new place is written.
 			underWay++
 		}
 		if next.Place == Failed {
@@ -76,7 +76,7 @@ func (r *Rollout) forward(now time.Time) (writes []Write, phase Phase, reason st
 		case r.PauseAt > 0 && n.Record.Wave >= r.PauseAt:
 			paused++
 		case n.NotReady != "":
-			away = append(away, n.Name+": "+n.NotReady) // The others come first.
+			away = append(away, n.Name+": "+n.NotReady) // Other nodes come first.
 		case underWay < r.Max && doubts == 0:
 			underWay++
 			writes = append(writes, n.set(&r.To, Pending, now))
@@ -95,16 +95,26 @@ func (r *Rollout) forward(now time.Time) (writes []Write, phase Phase, reason st
 	return writes, Finished, ""
 }
 
-// set is the write that gives the node a label, which nobody may have changed.
+// set returns the write that gives the node a label.
 func (n Node) set(label *string, place Place, now time.Time) Write {
 	record := *n.Record
-	record.Place, record.Reason, record.Set, record.Trusted = place, "", true, false
-	record.Since, record.Applied, record.Before = now, time.Time{}, n.said()
-	return Write{Node: n, Record: record, SetLabel: true, Label: label}
+	record.Place = place
+	record.Reason = ""
+	record.Set = true
+	record.Trusted = false
+	record.Since = now
+	record.Applied = time.Time{}
+	record.Before = n.said()
+	return Write{
+		Node:     n,
+		Record:   record,
+		SetLabel: true,
+		Label:    label,
+	}
 }
 
-// judge is what becomes of a node's Record by what the node says. Doubt says that a node that
-// seems to be done, or to refuse, may speak of the time before: then no other label is set.
+// judge updates the Record from what the node reports. If doubt is true, a node that seems done or
+// seems to refuse may still report its old state, and no other label is set meanwhile.
 func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 	next = r
 	fail := func(format string, arguments ...any) (Record, bool) {
@@ -132,7 +142,7 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 			return fail("%s", n.refusal())
 		}
 		if r.MIG && r.Before.Layout == "success" && said.Layout != "success" {
-			next.Before.Layout = said.Layout // So that it is known to be another success.
+			next.Before.Layout = said.Layout // So that the next success is known to be new.
 		}
 		switch {
 		case !r.follows(n, said, took):
@@ -145,7 +155,11 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 				return fail("a new fault: %d devices cannot be given out, %d before", said.Ill, r.Before.Ill)
 			}
 		default:
-			next.Place, next.Trusted, next.Ill, next.Reason, next.Applied = Done, true, said.Ill, "", time.Time{}
+			next.Place = Done
+			next.Trusted = true
+			next.Ill = said.Ill
+			next.Reason = ""
+			next.Applied = time.Time{}
 			return next, false
 		}
 		if took >= time.Duration(r.Timeout)*time.Second {
@@ -160,7 +174,9 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 		case !r.AllowIll && said.Ill > r.Ill:
 			return fail("a new fault: %d devices cannot be given out, %d before", said.Ill, r.Ill)
 		case !r.follows(n, said, took):
-			next.Place, next.Since, next.Reason = Pending, now, "was done, and then: "+n.Says()
+			next.Place = Pending
+			next.Since = now
+			next.Reason = "was done, and then: " + n.Says()
 		default:
 			next.Ill = said.Ill
 		}
@@ -168,9 +184,9 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 	return next, false
 }
 
-// follows says that the node says it has what the label names, and cannot mean what was before:
-// the annotation names the profile; a layout is another one when the generation is, or when it
-// was seen not to be there.
+// follows reports whether the node has what the label names, and its report cannot be an old one.
+// For a profile, the annotation names it. For a layout, the generation must differ, or its success
+// must have been absent since.
 func (r Record) follows(n Node, said Said, took time.Duration) bool {
 	if n.NotReady != "" || n.Condition.Type != "" && n.Condition.Status != corev1.ConditionTrue {
 		return false
@@ -178,9 +194,10 @@ func (r Record) follows(n Node, said Said, took time.Duration) bool {
 	found := r.Trusted || same(r.From, &r.To)
 	if r.MIG {
 		other := said.Generation != r.Before.Generation || r.Before.Layout != "success"
-		return said.Layout == "success" && (said.State == "" || said.State == string(nodereport.ProfileApplied)) && (found || other)
+		return said.Layout == "success" && (said.State == "" || said.State == string(nodereport.ProfileApplied)) &&
+			(found || other)
 	}
-	// The condition is written beside the annotations, a moment earlier or later.
+	// The condition is written separately from the annotations, a moment earlier or later.
 	other := (said.State != r.Before.State || said.Profile != r.Before.Profile) && said.Heartbeat != r.Before.Heartbeat
 	return said.State == string(nodereport.ProfileApplied) && said.Profile == r.To && (found || other || took >= settle)
 }
@@ -196,7 +213,7 @@ func (n Node) refusal() string {
 	return "the node refuses the profile: " + n.Says()
 }
 
-// Says is what the node says, for people.
+// Says describes the node's state for people.
 func (n Node) Says() string {
 	texts := []string{n.NotReady}
 	if n.Condition.Status == corev1.ConditionTrue || n.Condition.Type == "" {
@@ -219,20 +236,23 @@ func (n Node) Says() string {
 	return text
 }
 
-// backward puts labels back where they are still the rollout's own. It stops at nothing: a
-// node that does not follow has its label all the same.
+// backward restores labels that still have the rollout's value. No node stops it: one that does not
+// follow gets its label back all the same.
 func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Phase, reason string) {
-	underWay, left, open := 0, 0, false
+	underWay := 0
+	left := 0
+	open := false
 	for _, n := range r.Nodes {
 		record := *n.Record
 		switch record.Place {
 		case Pending:
-			underWay++ // It is, whether or not it gets its label back.
+			underWay++ // With or without its old label.
 		case Undoing:
-			if record = record.judgeBack(n, now, atOnce); record != *n.Record {
+			record = record.judgeBack(n, now, atOnce)
+			if record != *n.Record {
 				writes = append(writes, Write{Node: n, Record: record})
 			}
-			underWay, open = underWay+1, true // Until it is written that it is not.
+			underWay, open = underWay+1, true // Until the new place is written.
 		}
 		if record.Place == Left {
 			left++
@@ -244,11 +264,12 @@ func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Ph
 		}
 		is, record := n.label(r.Label), *n.Record
 		switch {
-		case same(is, record.From): // As with one that had it before.
+		case same(is, record.From): // It had this label before, too.
 			record.Place, record.Reason = Undone, ""
 			writes = append(writes, Write{Node: n, Record: record})
 		case !same(is, &r.To):
-			record.Place, record.Reason = Left, fmt.Sprintf("somebody else changed its label %s to %s", r.Label, value(is))
+			record.Place, record.Reason = Left,
+				fmt.Sprintf("somebody else changed its label %s to %s", r.Label, value(is))
 			writes, left = append(writes, Write{Node: n, Record: record}), left+1
 		case atOnce || record.Place == Failed || record.Place == Skipped:
 			write := n.set(record.From, Undone, now)
@@ -272,7 +293,7 @@ func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Ph
 	return writes, TakenBack, reason
 }
 
-// judgeBack is what becomes of the Record of a node that has its label back.
+// judgeBack updates the Record of a node whose label was restored.
 func (r Record) judgeBack(n Node, now time.Time, atOnce bool) Record {
 	said, took := n.said(), now.Sub(r.Since)
 	applied := said.State == string(nodereport.ProfileApplied)
@@ -282,11 +303,12 @@ func (r Record) judgeBack(n Node, now time.Time, atOnce bool) Record {
 		r.Place, r.Reason = Left, fmt.Sprintf("somebody else changed its label %s to %s", r.Label, value(is))
 	case atOnce || took >= time.Duration(r.Timeout)*time.Second:
 		r.Place, r.Reason = Undone, "its label is back, and then: "+n.Says()
-	case refuses(said, r.MIG) && took >= unchanged: // As before, perhaps.
+	case refuses(said, r.MIG) && took >= unchanged: // Perhaps it refused this before, too.
 		r.Place, r.Reason = Undone, "its label is back; "+n.refusal()
 	case !well || !applied && said.State != "" || r.MIG && said.Layout != "success" && said.Layout != "":
-	case !r.MIG && r.From != nil && said.Profile != *r.From: // It has not followed.
-	case said.Profile != r.Before.Profile || said.Generation != r.Before.Generation, took >= settle && !r.MIG && r.From != nil, took >= unchanged:
+	case !r.MIG && r.From != nil && said.Profile != *r.From: // It has not followed yet.
+	case said.Profile != r.Before.Profile || said.Generation != r.Before.Generation,
+		took >= settle && !r.MIG && r.From != nil, took >= unchanged:
 		r.Place = Undone
 	}
 	return r
@@ -303,7 +325,8 @@ func value(label *string) string {
 	return fmt.Sprintf("%q", *label)
 }
 
-// oneLine is a text in which a node has a hand: not two lines, and none that fills a ConfigMap.
+// oneLine limits a text that a node can influence to one line and 600 characters, to keep the
+// ConfigMap small.
 func oneLine(text string) string {
 	const longest = 600
 	line := []rune(strings.Join(strings.Fields(text), " "))
@@ -313,7 +336,7 @@ func oneLine(text string) string {
 	return string(line)
 }
 
-// summary has a line for each of the first few.
+// summary returns the first five reasons, one per line, and how many more there are.
 func summary(reasons []string) string {
 	const most = 5
 	var lines []string

@@ -14,31 +14,31 @@ import (
 )
 
 const (
-	// planName is what the name of a rollout's ConfigMap begins with; its ID follows.
+	// planName is the prefix of a rollout's ConfigMap name; the ID follows.
 	planName = "virgate-rollout-"
-	// PlanLabel has the ID, too.
+	// PlanLabel holds the ID, too.
 	PlanLabel = "virgate.github.io/rollout"
-	// These are the keys of the ConfigMap: the Params, the Head, and the nodes.
+	// Keys of the ConfigMap, for Params, Head and the nodes.
 	paramsKey, headKey, nodesKey = "rollout", "state", "nodes"
 )
 
-// plan is what a rollout is to do and who drives it, as its ConfigMap has it. Nodes cannot write it.
+// plan is a rollout's ConfigMap: what to do and who drives it. Nodes cannot write it.
 type plan struct {
 	Params
 	Head
-	// members are the chosen nodes, by name.
+	// members are the chosen nodes, sorted by name.
 	members []member
 	// version is the ConfigMap's resourceVersion.
 	version string
 }
 
-// member is a chosen node, and what its label was.
+// member is a chosen node with its label's previous value.
 type member struct {
 	name string
 	from *string
 }
 
-// group is how members are kept: 1,000 nodes with the same label take some 30 KB.
+// group is how members are stored: 1,000 nodes with the same label need some 30 KB.
 type group struct {
 	From  *string  `json:"from,omitempty"`
 	Nodes []string `json:"nodes"`
@@ -51,13 +51,13 @@ func (p plan) has(node string) bool {
 	return found
 }
 
-// without is the plan without the nodes of another one.
+// without returns the plan without the nodes of another plan.
 func (p plan) without(other plan) plan {
 	p.members = slices.DeleteFunc(slices.Clone(p.members), func(m member) bool { return other.has(m.name) })
 	return p
 }
 
-// encodeNodes and encode are for values that encoding/json cannot refuse.
+// encodeNodes returns the members as JSON.
 func (p plan) encodeNodes() string {
 	var groups []group
 	for _, m := range p.members {
@@ -92,15 +92,20 @@ func (p plan) configMap(namespace string) *corev1.ConfigMap {
 	}
 }
 
-// planOf reads the ConfigMap. One that cannot be read is an error: it could be of any nodes.
+// planOf reads the ConfigMap. An unreadable one is an error, because it could be about any nodes.
 func planOf(object *corev1.ConfigMap) (plan, error) {
 	p := plan{version: object.ResourceVersion}
 	var groups []group
-	for key, into := range map[string]any{paramsKey: &p.Params, headKey: &p.Head, nodesKey: &groups} {
+	for key, into := range map[string]any{
+		paramsKey: &p.Params,
+		headKey:   &p.Head,
+		nodesKey:  &groups,
+	} {
 		decoder := json.NewDecoder(bytes.NewBufferString(object.Data[key]))
 		decoder.DisallowUnknownFields()
 		if err := decoder.Decode(into); err != nil {
-			return plan{}, fmt.Errorf("ConfigMap %s/%s: %s is not as virgate rollout writes it: %w", object.Namespace, object.Name, key, err)
+			return plan{}, fmt.Errorf("ConfigMap %s/%s: %s is not as virgate rollout writes it: %w", object.Namespace,
+				object.Name, key, err)
 		}
 	}
 	for _, g := range groups {
@@ -110,7 +115,8 @@ func planOf(object *corev1.ConfigMap) (plan, error) {
 	}
 	slices.SortFunc(p.members, func(a, b member) int { return cmp.Compare(a.name, b.name) })
 	if err := p.check(object.Name); err != nil {
-		return plan{}, fmt.Errorf("ConfigMap %s/%s is not as virgate rollout writes it: %w", object.Namespace, object.Name, err)
+		return plan{}, fmt.Errorf("ConfigMap %s/%s is not as virgate rollout writes it: %w", object.Namespace,
+			object.Name, err)
 	}
 	return p, nil
 }

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// RecordAnnotation has a node's Progress.
+	// RecordAnnotation holds a node's Progress.
 	RecordAnnotation = "virgate.github.io/rollout"
 	// ProfileLabel chooses a node's profile.
 	ProfileLabel = "nvidia.com/device-plugin.config"
@@ -22,72 +22,72 @@ const (
 	LayoutLabel = "nvidia.com/mig.config"
 )
 
-// Place is how far a node has come.
+// Place is how far a node has come in a rollout.
 type Place string
 
 const (
-	// Waiting says that its turn has not come.
+	// Waiting means that its turn has not come.
 	Waiting Place = "waiting"
-	// Pending says that its label is set, and that the node has not said that it follows.
+	// Pending means that its label is set, but the node has not yet reported that it follows.
 	Pending Place = "pending"
-	// Done says that it has what it should, and is well.
+	// Done means that it has the profile or layout, and is healthy.
 	Done Place = "done"
-	// Failed says why the rollout stopped.
+	// Failed means that the rollout stopped because of it.
 	Failed Place = "failed"
-	// Skipped says that it had failed, and that somebody chose to go on without it.
+	// Skipped means that it failed or was not ready, and someone chose to go on without it.
 	Skipped Place = "skipped"
-	// Undoing says that its label is as it was, and that the node has not said that it follows.
+	// Undoing means that its label is restored, but the node has not yet reported that it follows.
 	Undoing Place = "undoing"
-	// Undone says that its label is as it was.
+	// Undone means that its label is restored.
 	Undone Place = "undone"
-	// Left says that it was not undone, because somebody else had changed its label.
+	// Left means that it was not undone, because someone else had changed its label.
 	Left Place = "left"
 )
 
-// Places are all of them.
+// Places returns all places.
 func Places() []Place {
 	return []Place{Waiting, Pending, Done, Failed, Skipped, Undoing, Undone, Left}
 }
 
-// Phase is what a rollout does.
+// Phase is what a rollout is doing.
 type Phase string
 
 const (
-	// Claiming says that its nodes are not known to be its own, and none has a label of it.
+	// Claiming means that its nodes are not certain to be its own yet. It has set no label.
 	Claiming Phase = "claiming"
-	// Running says that it goes on, if somebody drives it.
+	// Running means that it proceeds while a driver runs.
 	Running Phase = "running"
-	// Paused says that somebody paused it, or --pause-after.
+	// Paused means that a user, --pause-after or an interruption of its driver paused it.
 	Paused Phase = "paused"
-	// Stopped says that a node is in the way.
+	// Stopped means that a node is in the way.
 	Stopped Phase = "stopped"
-	// Finished says that all nodes have what they should, but those that were skipped.
+	// Finished means that all nodes have the profile or layout, except skipped ones.
 	Finished Phase = "finished"
-	// TakingBack says that it is being undone.
+	// TakingBack means that it is being undone.
 	TakingBack Phase = "undoing"
-	// TakenBack says that it has been.
+	// TakenBack means that it was undone.
 	TakenBack Phase = "undone"
 )
 
-// Ended says that nothing is left to do, so that another rollout may have the nodes.
+// Ended reports whether nothing is left to do. Another rollout may then have the nodes.
 func (p Phase) Ended() bool { return p == Finished || p == TakenBack }
 
-// Params are what was asked for. They lie in the rollout's ConfigMap.
+// Params are what was asked for. The rollout's ConfigMap holds them.
 type Params struct {
 	ID string `json:"id"`
-	// Label is set to To; MIG says that it names a MIG layout and no profile.
+	// Label is set to To. If MIG is true, To is a MIG layout, otherwise a profile.
 	Label string `json:"label"`
 	To    string `json:"to"`
 	MIG   bool   `json:"mig,omitempty"`
-	// By says who started it, Started when, and Selector which nodes were meant.
+	// By is who started it, Started when, and Selector selects the nodes.
 	By       string    `json:"by"`
 	Started  time.Time `json:"started"`
 	Selector string    `json:"selector,omitempty"`
-	// Max is how many nodes may be under way at once, and a wave has that many.
+	// Max is how many nodes may be under way at once, which is the size of a wave.
 	Max int `json:"max"`
-	// Timeout is how long a node may take, in seconds.
+	// Timeout is how long one node may take, in seconds.
 	Timeout int `json:"timeout"`
-	// Domain is that of the resources. AllowIll does not look at those that are not allocatable.
+	// Domain is the domain of the resources. AllowIll ignores devices that are not allocatable.
 	Domain   string `json:"domain"`
 	AllowIll bool   `json:"allowIll,omitempty"`
 }
@@ -95,34 +95,34 @@ type Params struct {
 // Record is a node's part in a rollout.
 type Record struct {
 	Params
-	// From is what the label was when the rollout began, nil where there was none.
+	// From is the label's value when the rollout began, nil if there was none.
 	From *string
 	Wave int
 	Progress
 }
 
-// Progress is how far a node has come. It is all that lies on the Node, where the node can write
-// it too: what it says there is about itself alone.
+// Progress is how far a node has come. It is all that the rollout stores on the Node. The node can
+// write it too, but only about itself.
 type Progress struct {
 	Rollout string `json:"rollout"`
 	Place   Place  `json:"place"`
-	// Reason says why it is there, for people.
+	// Reason explains Place to people.
 	Reason string `json:"reason,omitempty"`
-	// Set says that the rollout has set the label, and did not only find it.
+	// Set is true if the rollout has set the label, and not only found it.
 	Set bool `json:"set,omitempty"`
-	// Since is when the label was last set, or when somebody last asked to wait for the node again.
+	// Since is when the label was last set, or the wait for the node last restarted.
 	Since time.Time `json:"since,omitzero"`
-	// Before is what the node said when the label was set.
+	// Before is what the node reported when the label was set.
 	Before Said `json:"before,omitzero"`
-	// Applied is since when it says what it should, while it is not well yet.
+	// Applied is since when the node follows, but has devices that are not allocatable.
 	Applied time.Time `json:"applied,omitzero"`
-	// Trusted says that it was done before: what it says is of this rollout.
+	// Trusted is true if the node was done before: what it reports is about this rollout.
 	Trusted bool `json:"trusted,omitempty"`
-	// Ill is how many devices were the fewest not allocatable since it was done.
+	// Ill is the lowest number of devices that were not allocatable since it was done.
 	Ill int64 `json:"ill,omitempty"`
 }
 
-// progressOf reads the annotation. One that virgate rollout has not written so is none.
+// progressOf reads the annotation. It returns nil for one that virgate rollout cannot have written.
 func progressOf(n *corev1.Node) *Progress {
 	var p Progress
 	err := json.Unmarshal([]byte(n.Annotations[RecordAnnotation]), &p)
@@ -133,52 +133,52 @@ func progressOf(n *corev1.Node) *Progress {
 	return &p
 }
 
-// toUndo says that the node may have the rollout's label.
+// toUndo reports whether the node may have the rollout's label.
 func (r *Record) toUndo() bool {
 	return r.Set && slices.Contains([]Place{Pending, Done, Failed, Skipped}, r.Place)
 }
 
-// Said is what a node says of itself. It was written before the label when it is the same as
-// when the label was set.
+// Said is what a node reports about itself. If it equals the Said from when the label was set, the
+// node has reported nothing since.
 type Said struct {
-	// State, Profile and Generation are those of the profile, Layout is the state of the layout.
+	// State, Profile and Generation describe the profile, Layout is the layout's state.
 	State      string `json:"state,omitempty"`
 	Profile    string `json:"profile,omitempty"`
 	Generation string `json:"generation,omitempty"`
 	Layout     string `json:"layout,omitempty"`
-	// Heartbeat is that of the condition: it is written with each change of it.
+	// Heartbeat is the condition's last heartbeat, which changes with every write of the condition.
 	Heartbeat string `json:"heartbeat,omitempty"`
 	// Ill is how many devices are in the capacity and not allocatable.
 	Ill int64 `json:"ill,omitempty"`
 }
 
-// Head is what a rollout does, and who drives it.
+// Head is a rollout's state and its driver.
 type Head struct {
 	Phase  Phase  `json:"phase"`
 	Reason string `json:"reason,omitempty"`
-	// PauseAt is the wave that is not begun; 0 for none.
+	// PauseAt is the first wave that is not begun; 0 for none.
 	PauseAt int `json:"pauseAt,omitempty"`
-	// IgnoreIll is AllowIll, of who resumed it.
+	// IgnoreIll is AllowIll as set by Resume.
 	IgnoreIll bool `json:"ignoreIll,omitempty"`
-	// Holder drives it, and says so by another Renewed every few seconds; "" for nobody.
+	// Holder is the driver, which updates Renewed every few seconds; "" if there is none.
 	Holder  string    `json:"holder,omitempty"`
 	Renewed time.Time `json:"renewed,omitzero"`
 }
 
-// Node is a Node with what is kept of it.
+// Node is the part of a Node that a rollout needs.
 type Node struct {
 	cluster.Node
 	Version string
 	Labels  map[string]string
-	// domain is that of the resources that are kept.
+	// domain is the domain of the resources that are kept.
 	domain string
-	// Progress is what its annotation says, of whatever rollout; nil without one.
+	// Progress is the annotation's content, of any rollout; nil without one.
 	Progress *Progress
-	// Record is its part in the rollout that has it; nil outside of one.
+	// Record is the node's part in its rollout; nil without one.
 	Record *Record
 }
 
-// nodeOf keeps what is needed of a Node, and of resources those of the domain.
+// nodeOf keeps what is needed of a Node, with resources of the domain only.
 func nodeOf(n *corev1.Node, domain string) Node {
 	return Node{
 		Node:     cluster.TrimNode(n, domain),
@@ -189,7 +189,7 @@ func nodeOf(n *corev1.Node, domain string) Node {
 	}
 }
 
-// label is the value of the label of that name, nil without one.
+// label returns the value of a label, nil without one.
 func (n Node) label(name string) *string {
 	if value, found := n.Labels[name]; found {
 		return &value
@@ -198,7 +198,12 @@ func (n Node) label(name string) *string {
 }
 
 func (n Node) said() Said {
-	said := Said{State: n.State, Profile: n.Applied, Generation: n.Generation, Layout: n.LayoutState}
+	said := Said{
+		State:      n.State,
+		Profile:    n.Applied,
+		Generation: n.Generation,
+		Layout:     n.LayoutState,
+	}
 	if at := n.Condition.LastHeartbeatTime; !at.IsZero() {
 		said.Heartbeat = at.UTC().Format(time.RFC3339)
 	}
@@ -208,16 +213,16 @@ func (n Node) said() Said {
 	return said
 }
 
-// Rollout is a rollout as its ConfigMap and its nodes have it.
+// Rollout is a rollout's ConfigMap joined with its Nodes.
 type Rollout struct {
 	Params
 	Head
-	// Nodes are those that are part of it and there, by name.
+	// Nodes are the members that exist, sorted by name.
 	Nodes []Node
 }
 
-// join puts the plan together with the Nodes. Who is part of the rollout, what it sets and what a
-// node had are the plan's; of a Node only its own progress is taken.
+// join combines the plan with the Nodes. Membership, the label to set and the previous label come
+// from the plan; a Node contributes only its own progress.
 func (p plan) join(nodes map[string]Node) *Rollout {
 	r := &Rollout{Params: p.Params, Head: p.Head}
 	for i, m := range p.members {
@@ -240,7 +245,7 @@ func (p plan) join(nodes map[string]Node) *Rollout {
 	return r
 }
 
-// Count is how many nodes are at one of these places.
+// Count returns how many nodes are at one of these places.
 func (r *Rollout) Count(places ...Place) (count int) {
 	for _, n := range r.Nodes {
 		if slices.Contains(places, n.Record.Place) {
@@ -250,7 +255,7 @@ func (r *Rollout) Count(places ...Place) (count int) {
 	return count
 }
 
-// ParseMax reads a number of nodes, or a part of all in percent, of which a begun node counts.
+// ParseMax reads a number of nodes, or a percentage of all nodes, rounded up.
 func ParseMax(text string, nodes int) (int, error) {
 	number, percent := strings.CutSuffix(text, "%")
 	value, err := strconv.Atoi(number)

@@ -21,11 +21,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// API is an API server with one Node, the ResourceSlices of one driver on it, and ResourceClaims. As
-// a real one it refuses to write what has changed meanwhile, and a watch goes on from a version.
+// API is an API server with one Node, the ResourceSlices of one driver on it, and ResourceClaims.
+// Like a real one it rejects a write to an object that has changed meanwhile, and a watch can start
+// from a version.
 type API struct {
 	driver, node string
-	// misuse is told what no driver should ask.
+	// misuse gets the requests that no driver should make.
 	misuse  func(format string, arguments ...any)
 	address string
 	codecs  serializer.CodecFactory
@@ -33,25 +34,25 @@ type API struct {
 	mutex   sync.Mutex
 	version int
 	events  []event
-	// epoch is another one since watches were ended; changed is closed and made anew with each event
-	// and request.
+	// epoch changes when watches are ended. changed is closed and replaced with each event and
+	// request.
 	epoch   int
 	changed chan struct{}
 
-	// What follows is read and changed within Do and Until only. Slices are by name, Claims by
+	// The fields below are only read and changed within Do and Until. Slices are by name, Claims by
 	// "namespace/name".
 	Slices map[string]resourceapi.ResourceSlice
 	Claims map[string]*resourceapi.ResourceClaim
 	// NodeUID is empty while there is no Node.
 	NodeUID types.UID
-	// Away answers every request with 503.
+	// Away makes the server answer every request with 503.
 	Away bool
-	// Without leaves out what belongs to features that are turned off.
+	// Without removes the fields of features that are turned off.
 	Without func(*resourceapi.ResourceSliceSpec)
-	// Forgotten is the version before which no watch can begin.
+	// Forgotten is the oldest version from which a watch can start.
 	Forgotten int
-	// Writes are "METHOD NAME@GENERATION", in their order. Lists and Opened count the lists and
-	// watches that were begun, Watches are open.
+	// Writes are "METHOD NAME@GENERATION", in order. Lists and Opened count the lists and watches
+	// that were started; Watches counts those that are open.
 	Writes                 []string
 	Lists, Watches, Opened int
 }
@@ -62,7 +63,7 @@ type event struct {
 	slice   resourceapi.ResourceSlice
 }
 
-// NewAPI serves on a local address until ctx ends, for the driver on the node.
+// NewAPI serves at a local address until ctx ends, for the driver on the node.
 func NewAPI(ctx context.Context, driver, node string, misuse func(format string, arguments ...any)) (*API, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "localhost:0")
 	if err != nil {
@@ -71,17 +72,29 @@ func NewAPI(ctx context.Context, driver, node string, misuse func(format string,
 	return ServeAPI(ctx, listener, driver, node, misuse)
 }
 
-// ServeAPI is NewAPI on a listener, which may be in memory.
-func ServeAPI(ctx context.Context, listener net.Listener, driver, node string, misuse func(format string, arguments ...any)) (*API, error) {
+// ServeAPI is NewAPI for an existing listener, which may be in memory.
+func ServeAPI(
+	ctx context.Context,
+	listener net.Listener,
+	driver, node string,
+	misuse func(format string, arguments ...any),
+) (*API, error) {
 	scheme := runtime.NewScheme()
 	if err := resourceapi.AddToScheme(scheme); err != nil {
 		return nil, err
 	}
 	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
 	a := &API{
-		driver: driver, node: node, misuse: misuse, address: listener.Addr().String(),
-		codecs: serializer.NewCodecFactory(scheme), version: 10, changed: make(chan struct{}), NodeUID: "node-uid",
-		Slices: map[string]resourceapi.ResourceSlice{}, Claims: map[string]*resourceapi.ResourceClaim{},
+		driver:  driver,
+		node:    node,
+		misuse:  misuse,
+		address: listener.Addr().String(),
+		codecs:  serializer.NewCodecFactory(scheme),
+		version: 10,
+		changed: make(chan struct{}),
+		NodeUID: "node-uid",
+		Slices:  map[string]resourceapi.ResourceSlice{},
+		Claims:  map[string]*resourceapi.ResourceClaim{},
 	}
 	server := &http.Server{Handler: a, ReadHeaderTimeout: time.Minute}
 	context.AfterFunc(ctx, func() { _ = server.Close() })
@@ -89,10 +102,10 @@ func ServeAPI(ctx context.Context, listener net.Listener, driver, node string, m
 	return a, nil
 }
 
-// Config is how a client reaches it.
+// Config returns a client's configuration for the server.
 func (a *API) Config() *rest.Config { return &rest.Config{Host: "http://" + a.address} }
 
-// Do reads or changes what the server has.
+// Do runs change, which may read and change what the server has.
 func (a *API) Do(change func()) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -102,13 +115,13 @@ func (a *API) Do(change func()) {
 
 func (a *API) wake() { close(a.changed); a.changed = make(chan struct{}) }
 
-// CutWatches ends all watches. It is called within Do, as are Version and Store.
+// CutWatches ends all watches. Call it within Do, as well as Version and Store.
 func (a *API) CutWatches() { a.epoch++ }
 
-// Version is that of the last change.
+// Version returns the version of the last change.
 func (a *API) Version() int { return a.version }
 
-// Until waits until the condition holds; the error is the context's.
+// Until waits until the condition holds. Its error is the context's.
 func (a *API) Until(ctx context.Context, condition func() bool) error {
 	for {
 		a.mutex.Lock()
@@ -125,7 +138,8 @@ func (a *API) Until(ctx context.Context, condition func() bool) error {
 	}
 }
 
-// Wipe deletes the slices whose names begin so, as the kubelet and the garbage collector do.
+// Wipe deletes the slices whose names begin with prefix, as the kubelet and the garbage collector
+// do.
 func (a *API) Wipe(prefix string) {
 	a.Do(func() {
 		for _, slice := range a.Sorted() {
@@ -136,7 +150,7 @@ func (a *API) Wipe(prefix string) {
 	})
 }
 
-// Store stores the slice as somebody else does.
+// Store stores the slice as another client would.
 func (a *API) Store(slice resourceapi.ResourceSlice) resourceapi.ResourceSlice {
 	a.version++
 	slice.ResourceVersion = strconv.Itoa(a.version)
@@ -166,7 +180,7 @@ func (a *API) delete(slice resourceapi.ResourceSlice) {
 	a.events = append(a.events, event{a.version, "DELETED", slice})
 }
 
-// Sorted are the slices by name, within Do and Until.
+// Sorted returns the slices by name. Call it within Do or Until.
 func (a *API) Sorted() []resourceapi.ResourceSlice {
 	var all []resourceapi.ResourceSlice
 	for _, slice := range a.Slices {
@@ -193,7 +207,10 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 			break
 		}
-		answer(w, http.StatusOK, metav1.PartialObjectMetadata{TypeMeta: metadataType, ObjectMeta: metav1.ObjectMeta{Name: a.node, UID: a.NodeUID}})
+		answer(w, http.StatusOK, metav1.PartialObjectMetadata{
+			TypeMeta:   metadataType,
+			ObjectMeta: metav1.ObjectMeta{Name: a.node, UID: a.NodeUID},
+		})
 	case r.Method == http.MethodGet && r.URL.Path == "/apis/resource.k8s.io/v1/resourceclaims":
 		list := resourceapi.ResourceClaimList{TypeMeta: typeOf("ResourceClaimList")}
 		for _, claim := range a.Claims {
@@ -216,7 +233,9 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.check(r, true)
 		a.Lists++
 		answer(w, http.StatusOK, resourceapi.ResourceSliceList{
-			TypeMeta: typeOf("ResourceSliceList"), ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)}, Items: a.Sorted(),
+			TypeMeta: typeOf("ResourceSliceList"),
+			ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(a.version)},
+			Items:    a.Sorted(),
 		})
 	case r.Method == http.MethodPost || r.Method == http.MethodPut && one:
 		a.serveWrite(w, r, name, body)
@@ -232,7 +251,8 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (a *API) check(r *http.Request, ok bool) {
 	if got := r.URL.Query().Get("fieldSelector"); !ok || got != "spec.driver="+a.driver+",spec.nodeName="+a.node {
-		a.misuse("%s %s, accepts %s: only the driver's slices on its node are to be read", r.Method, r.URL, r.Header.Get("Accept"))
+		a.misuse("%s %s, accepts %s: only the driver's slices on its node are to be read", r.Method, r.URL,
+			r.Header.Get("Accept"))
 	}
 }
 
@@ -253,13 +273,15 @@ func (a *API) serveWrite(w http.ResponseWriter, r *http.Request, name string, bo
 	case r.Method == http.MethodPut && !there:
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
 		return
-	case r.Method == http.MethodPut && (name != sent.Name || sent.ResourceVersion != old.ResourceVersion || sent.UID != old.UID):
+	case r.Method == http.MethodPut &&
+		(name != sent.Name || sent.ResourceVersion != old.ResourceVersion || sent.UID != old.UID):
 		refuse(w, http.StatusConflict, metav1.StatusReasonConflict)
 		return
 	case r.Method == http.MethodPost && (sent.ResourceVersion != "" || sent.UID != ""):
 		a.misuse("create %s with version %q and UID %q", sent.Name, sent.ResourceVersion, sent.UID)
 	}
-	a.Writes = append(a.Writes, fmt.Sprintf("%s %s@%d", r.Method, strings.TrimSuffix(sent.Name, "-"+a.driver+"-"+a.node), sent.Spec.Pool.Generation))
+	a.Writes = append(a.Writes, fmt.Sprintf("%s %s@%d", r.Method,
+		strings.TrimSuffix(sent.Name, "-"+a.driver+"-"+a.node), sent.Spec.Pool.Generation))
 	answer(w, http.StatusOK, a.Store(*sent))
 }
 
@@ -272,16 +294,20 @@ func (a *API) serveDelete(w http.ResponseWriter, name string, body []byte) {
 	switch p := options.Preconditions; {
 	case !there:
 		refuse(w, http.StatusNotFound, metav1.StatusReasonNotFound)
-	case p == nil || p.UID == nil || *p.UID != old.UID || p.ResourceVersion == nil || *p.ResourceVersion != old.ResourceVersion:
+	case p == nil || p.UID == nil || *p.UID != old.UID || p.ResourceVersion == nil ||
+		*p.ResourceVersion != old.ResourceVersion:
 		refuse(w, http.StatusConflict, metav1.StatusReasonConflict)
 	default:
 		a.Writes = append(a.Writes, "DELETE "+strings.TrimSuffix(name, "-"+a.driver+"-"+a.node))
 		a.delete(old)
-		answer(w, http.StatusOK, metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Success"})
+		answer(w, http.StatusOK, metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status:   "Success",
+		})
 	}
 }
 
-// watch sends what happens after the version until it is ended.
+// watch sends the events after the version until the watch is ended.
 func (a *API) watch(w http.ResponseWriter, r *http.Request, from int) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -334,6 +360,10 @@ func answer(w http.ResponseWriter, status int, body any) {
 
 func refuse(w http.ResponseWriter, status int, reason metav1.StatusReason) {
 	answer(w, status, metav1.Status{
-		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Message: "refused by the simulation", Reason: reason, Code: int32(status),
+		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+		Status:   "Failure",
+		Message:  "refused by the simulation",
+		Reason:   reason,
+		Code:     int32(status),
 	})
 }

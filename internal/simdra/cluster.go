@@ -21,18 +21,19 @@ import (
 
 // Request is what a claim asks for.
 type Request struct {
-	// Resource and Profile are values of the attributes of those names; empty for any.
+	// Resource and Profile are required values of the attributes with those names; empty for any.
 	Resource, Profile string
-	// Count is how many devices, one if it is 0; Capacity what each has, or gives of a shared one.
+	// Count is the number of devices; 0 means 1. Capacity is what each device must have, or, for a
+	// shared device, what the claim takes of it.
 	Count    int
 	Capacity map[resourceapi.QualifiedName]resource.Quantity
 }
 
-// ErrUnschedulable says that no devices fit now.
+// ErrUnschedulable is the error when no devices fit now.
 var ErrUnschedulable = errors.New("cannot allocate all claims")
 
-// Allocate makes a claim in the namespace default and gives it devices, as the scheduler does: the
-// first ones that fit, by slice and place in it. It never goes back to another choice.
+// Allocate creates a claim in the namespace default and allocates devices to it as the scheduler
+// does: the first ones that fit, by slice and position in it. It does not backtrack.
 func (a *API) Allocate(name string, request Request) (*resourceapi.ResourceClaim, error) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -50,7 +51,13 @@ func (a *API) Allocate(name string, request Request) (*resourceapi.ResourceClaim
 		if !fits {
 			continue
 		}
-		result := resourceapi.DeviceRequestAllocationResult{Request: "gpu", Driver: a.driver, Pool: s.pool, Device: device.Name, ConsumedCapacity: consumed}
+		result := resourceapi.DeviceRequestAllocationResult{
+			Request:          "gpu",
+			Driver:           a.driver,
+			Pool:             s.pool,
+			Device:           device.Name,
+			ConsumedCapacity: consumed,
+		}
 		if device.AllowMultipleAllocations != nil {
 			a.version++
 			result.ShareID = new(types.UID("share-" + strconv.Itoa(a.version)))
@@ -63,25 +70,31 @@ func (a *API) Allocate(name string, request Request) (*resourceapi.ResourceClaim
 	}
 	a.version++
 	claim := &resourceapi.ResourceClaim{
-		TypeMeta:   typeOf("ResourceClaim"),
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name, UID: types.UID("claim-" + strconv.Itoa(a.version))},
-		Status:     resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: results}}},
+		TypeMeta: typeOf("ResourceClaim"),
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceDefault,
+			Name:      name,
+			UID:       types.UID("claim-" + strconv.Itoa(a.version)),
+		},
+		Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: results},
+		}},
 	}
 	a.Claims[claim.Namespace+"/"+name] = claim
 	return claim, nil
 }
 
-// scheduler is what the scheduler knows of the driver's pool.
+// scheduler is the scheduler's view of the driver's pool.
 type scheduler struct {
 	pool    string
 	devices []resourceapi.Device
-	// counters are what is left, by set and name.
+	// counters are the remaining counters, by set and name.
 	counters map[string]map[string]int64
-	// used are the devices that claims have, with what they have taken of each.
+	// used are the devices that claims have, with the capacity that they consume of each.
 	used map[string]map[resourceapi.QualifiedName]int64
 }
 
-// newScheduler reads the pool, of which nothing is given away before all its slices are there.
+// newScheduler reads the pool. Nothing is allocated from a pool until all its slices are there.
 func (a *API) newScheduler() (*scheduler, error) {
 	s := &scheduler{counters: map[string]map[string]int64{}, used: map[string]map[resourceapi.QualifiedName]int64{}}
 	var newest resourceapi.ResourcePool
@@ -118,7 +131,8 @@ func (a *API) newScheduler() (*scheduler, error) {
 	return s, nil
 }
 
-// book takes a device, or a part of a shared one, whose counters its first share pays.
+// book allocates a device, or a share of a shared one. Only the first share consumes the device's
+// counters.
 func (s *scheduler) book(result resourceapi.DeviceRequestAllocationResult) {
 	taken, again := s.used[result.Device]
 	if !again {
@@ -139,15 +153,19 @@ func (s *scheduler) book(result resourceapi.DeviceRequestAllocationResult) {
 	}
 }
 
-// fits says whether the request can have the device, and what it takes of a shared one.
-func (s *scheduler) fits(device resourceapi.Device, request Request) (consumed map[resourceapi.QualifiedName]resource.Quantity, fits bool) {
+// fits reports whether the request can have the device, and what it consumes of a shared one.
+func (s *scheduler) fits(
+	device resourceapi.Device,
+	request Request,
+) (consumed map[resourceapi.QualifiedName]resource.Quantity, fits bool) {
 	is := func(name resourceapi.QualifiedName, want string) bool {
 		value := device.Attributes[name].StringValue
 		return want == "" || value != nil && *value == want
 	}
 	taken, used := s.used[device.Name]
 	shared := device.AllowMultipleAllocations != nil && *device.AllowMultipleAllocations
-	if len(device.Taints) > 0 || !is("resource", request.Resource) || !is("profile", request.Profile) || used && !shared {
+	if len(device.Taints) > 0 || !is("resource", request.Resource) || !is("profile", request.Profile) ||
+		used && !shared {
 		return nil, false
 	}
 	for name, capacity := range device.Capacity {
@@ -184,19 +202,20 @@ func (a *API) Release(claim *resourceapi.ResourceClaim) {
 	a.Do(func() { delete(a.Claims, claim.Namespace+"/"+claim.Name) })
 }
 
-// Kubelet is the kubelet's side of a driver.
+// Kubelet is the kubelet's end of a connection to a driver.
 type Kubelet struct {
 	connection *grpc.ClientConn
 	client     drapb.DRAPluginClient
 }
 
-// Register waits for a driver's socket in the registry, as the kubelet's plugin watcher does, and connects
-// to it. Close ends it.
+// Register waits for a driver's socket in the registry, as the kubelet's plugin watcher does, and
+// connects to it. Close disconnects.
 func Register(ctx context.Context, registry string) (*Kubelet, error) {
 	var doors []string
 	for len(doors) == 0 {
 		var err error
-		if doors, err = filepath.Glob(filepath.Join(registry, "*-reg.sock")); err != nil {
+		doors, err = filepath.Glob(filepath.Join(registry, "*-reg.sock"))
+		if err != nil {
 			return nil, err
 		}
 		select {
@@ -215,10 +234,12 @@ func Register(ctx context.Context, registry string) (*Kubelet, error) {
 	if err != nil {
 		return nil, err
 	}
-	if info.GetType() != registration.DRAPlugin || !slices.Contains(info.GetSupportedVersions(), drapb.DRAPluginService) {
+	if info.GetType() != registration.DRAPlugin ||
+		!slices.Contains(info.GetSupportedVersions(), drapb.DRAPluginService) {
 		return nil, fmt.Errorf("%s is no DRA driver: %v", doors[0], info)
 	}
-	if _, err := client.NotifyRegistrationStatus(ctx, &registration.RegistrationStatus{PluginRegistered: true}); err != nil {
+	if _, err := client.NotifyRegistrationStatus(ctx,
+		&registration.RegistrationStatus{PluginRegistered: true}); err != nil {
 		return nil, err
 	}
 	connection, err := dial(info.GetEndpoint())
@@ -232,14 +253,15 @@ func dial(socket string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 }
 
-// Close disconnects.
+// Close disconnects from the driver.
 func (k *Kubelet) Close() error { return k.connection.Close() }
 
-// Prepare has the driver prepare the claim, as before the containers of its pod start. The kubelet
-// tries again after an error.
+// Prepare makes the driver prepare the claim, as the kubelet does before the pod's containers
+// start. The kubelet retries after an error.
 func (k *Kubelet) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) ([]*drapb.Device, error) {
 	asked := asked(claim)
-	response, err := k.client.NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{asked}})
+	response, err := k.client.NodePrepareResources(ctx,
+		&drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{asked}})
 	if err != nil {
 		return nil, err
 	}
@@ -250,10 +272,11 @@ func (k *Kubelet) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	return answer.GetDevices(), nil
 }
 
-// Unprepare has it take the devices back, when the containers have ended.
+// Unprepare makes the driver undo Prepare, as the kubelet does after the containers have ended.
 func (k *Kubelet) Unprepare(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	asked := asked(claim)
-	response, err := k.client.NodeUnprepareResources(ctx, &drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{asked}})
+	response, err := k.client.NodeUnprepareResources(ctx,
+		&drapb.NodeUnprepareResourcesRequest{Claims: []*drapb.Claim{asked}})
 	if err != nil {
 		return err
 	}
@@ -264,5 +287,9 @@ func (k *Kubelet) Unprepare(ctx context.Context, claim *resourceapi.ResourceClai
 }
 
 func asked(claim *resourceapi.ResourceClaim) *drapb.Claim {
-	return &drapb.Claim{Namespace: claim.Namespace, Name: claim.Name, Uid: string(claim.UID)}
+	return &drapb.Claim{
+		Namespace: claim.Namespace,
+		Name:      claim.Name,
+		Uid:       string(claim.UID),
+	}
 }

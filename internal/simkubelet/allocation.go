@@ -23,11 +23,16 @@ type admission struct {
 }
 
 func newAdmission(k *Kubelet, p *process, pod *pod) *admission {
-	return &admission{kubelet: k, process: p, pod: pod, devicesToReuse: map[string]idSet{}}
+	return &admission{
+		kubelet:        k,
+		process:        p,
+		pod:            pod,
+		devicesToReuse: map[string]idSet{},
+	}
 }
 
-// run admits the containers, init containers first, one resource at a time. A real
-// kubelet takes the resources in no order, this one by name.
+// run admits the containers, init containers first, one resource at a time. A real kubelet has no
+// fixed order of resources; this one goes by name.
 func (a *admission) run(ctx context.Context) error {
 	for _, container := range a.pod.ordered() {
 		a.kubelet.lock()
@@ -77,8 +82,13 @@ func (a *admission) allocate(ctx context.Context, container Container, resource 
 	if err := a.checkStillListed(resource, chosen); err != nil {
 		return err
 	}
-	p.podDevices[allocationKey{a.pod.uid, container.Name, resource}] = newDeviceAllocateInfo(chosen, p.devices[resource].all, response.ContainerResponses[0])
-	event := Event{Kind: Allocated, Resource: resource, Pod: a.pod.uid}
+	p.podDevices[allocationKey{a.pod.uid, container.Name, resource}] = newDeviceAllocateInfo(chosen,
+		p.devices[resource].all, response.ContainerResponses[0])
+	event := Event{
+		Kind:     Allocated,
+		Resource: resource,
+		Pod:      a.pod.uid,
+	}
 	for _, id := range sets.List(chosen) {
 		event.Devices = append(event.Devices, Device{ID: id, Healthy: p.devices[resource].healthy.Has(id)})
 	}
@@ -87,8 +97,8 @@ func (a *admission) allocate(ctx context.Context, container Container, resource 
 	return nil
 }
 
-// checkStillListed is where a real kubelet dereferences the devices that were
-// allocated, and panics if a list dropped one while Allocate was in flight.
+// checkStillListed reports the devices that a list dropped while Allocate was in flight. A real
+// kubelet dereferences the allocated devices at this point, and panics.
 func (a *admission) checkStillListed(resource string, chosen idSet) error {
 	gone := chosen
 	if devices := a.process.devices[resource]; devices != nil {
@@ -97,13 +107,19 @@ func (a *admission) checkStillListed(resource string, chosen idSet) error {
 	if len(gone) == 0 {
 		return nil
 	}
-	a.kubelet.violation("kubelet would panic: %s: devices left the list while Allocate was under way: %s", resource, joinSome(gone))
+	a.kubelet.violation("kubelet would panic: %s: devices left the list while Allocate was under way: %s", resource,
+		joinSome(gone))
 	return errors.New("kubelet would panic")
 }
 
 // call calls a plugin without the lock and without a deadline. It is cancelled when
 // ctx or the process ends.
-func (a *admission) call(ctx context.Context, resource string, to *endpoint, method func(context.Context, api.DevicePluginClient) error) error {
+func (a *admission) call(
+	ctx context.Context,
+	resource string,
+	to *endpoint,
+	method func(context.Context, api.DevicePluginClient) error,
+) error {
 	if to.client == nil || !to.stopped.IsZero() {
 		return fmt.Errorf("endpoint of %s has been stopped", resource)
 	}
@@ -115,8 +131,8 @@ func (a *admission) call(ctx context.Context, resource string, to *endpoint, met
 	return method(cancellable, to.client.plugin)
 }
 
-// updateDevicesToReuse adds the devices of an init container that has ended, and
-// takes away those that any other container keeps.
+// updateDevicesToReuse adds the devices of an init container that has ended, and removes those that
+// any other container keeps.
 func (a *admission) updateDevicesToReuse(container Container) {
 	a.kubelet.lock()
 	defer a.kubelet.unlock()
@@ -130,11 +146,10 @@ func (a *admission) updateDevicesToReuse(container Container) {
 	}
 }
 
-// devicesToAllocate selects a container's devices, as under topology policy none; a real
-// kubelet takes them in the order of a map. It returns none if the container
-// has them already. Its steps and errors are those of the kubelet's function of
-// that name. The caller holds the lock, which is released while the plugin is
-// called.
+// devicesToAllocate selects a container's devices as under topology policy none; a real kubelet
+// picks them in map order. It returns none if the container has them already. Its steps and errors
+// are those of the kubelet's function of the same name. The caller holds the lock, which is
+// released while the plugin is called.
 func (a *admission) devicesToAllocate(ctx context.Context, container, resource string, required int) (idSet, error) {
 	p := a.process
 	had, again := p.podDevices[allocationKey{a.pod.uid, container, resource}]
@@ -154,13 +169,15 @@ func (a *admission) devicesToAllocate(ctx context.Context, container, resource s
 	case len(devices.healthy) == 0:
 		return nil, fmt.Errorf("no healthy devices present; cannot allocate unhealthy devices %s", resource)
 	case again && !devices.healthy.IsSuperset(had.ids()):
-		return nil, fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s", resource)
+		return nil,
+			fmt.Errorf("previously allocated devices are no longer healthy; cannot allocate unhealthy devices %s",
+				resource)
 	case again || required == 0:
 		return nil, nil
 	}
 
-	// What is selected counts as allocated at once, so nothing else gets it while the
-	// plugin is called.
+	// Selected devices count as allocated at once, so nothing else gets them while the plugin is
+	// called.
 	selected := idSet{}
 	missing := func() int { return required - len(selected) }
 	take := func(from idSet) bool {
@@ -181,8 +198,8 @@ func (a *admission) devicesToAllocate(ctx context.Context, container, resource s
 	if err != nil {
 		return nil, err
 	}
-	// The plugin's response is a hint: devices that are not available are ignored, and
-	// missing ones are filled up.
+	// The plugin's response is only a hint: unavailable devices are ignored, and missing ones are
+	// filled up.
 	if take(preferred.Intersection(available)) || take(available) {
 		return selected, nil
 	}
@@ -192,7 +209,12 @@ func (a *admission) devicesToAllocate(ctx context.Context, container, resource s
 
 // preferred calls GetPreferredAllocation, and returns nothing if the plugin does not
 // offer it.
-func (a *admission) preferred(ctx context.Context, resource string, required int, available, selected idSet) (idSet, error) {
+func (a *admission) preferred(
+	ctx context.Context,
+	resource string,
+	required int,
+	available, selected idSet,
+) (idSet, error) {
 	endpoint := a.process.endpoints[resource]
 	if endpoint == nil {
 		return nil, fmt.Errorf("endpoint not found in cache for a registered resource: %s", resource)

@@ -15,11 +15,10 @@ import (
 
 const checkpointName = "kubelet_internal_checkpoint"
 
-// checkpoint is the file (cm/devicemanager/checkpoint/checkpoint.go).
+// checkpoint is the content of the file (cm/devicemanager/checkpoint/checkpoint.go).
 //
-// The real checksum is a hash over the kubelet's own Go types, and is checked when
-// the file is read. Here it is 0 and not checked, so a real kubelet would not accept
-// the file.
+// The real checksum is a hash over the kubelet's own Go types, and is checked when the file is
+// read. Here it is 0 and not checked, so a real kubelet would not accept the file.
 type checkpoint struct {
 	Data     checkpointData
 	Checksum uint64
@@ -39,9 +38,8 @@ type podDevicesEntry struct {
 	AllocResp []byte
 }
 
-// writeCheckpoint replaces the file. Unlike the real kubelet it does not sync the
-// file, because it need not survive a crash of the machine. The caller holds the
-// lock.
+// writeCheckpoint replaces the file. Unlike the real kubelet it does not sync the file, which need
+// not survive a crash of the machine. The caller holds the lock.
 func (k *Kubelet) writeCheckpoint(p *process) {
 	if err := p.saveCheckpoint(k.options.Dir); err != nil {
 		k.logger.Error("checkpoint not written", "error", err)
@@ -57,8 +55,11 @@ func (p *process) saveCheckpoint(dir string) error {
 			return fmt.Errorf("marshal response for %s: %w", key.container, err)
 		}
 		data.PodDeviceEntries = append(data.PodDeviceEntries, podDevicesEntry{
-			PodUID: key.podUID, ContainerName: key.container, ResourceName: key.resource,
-			DeviceIDs: info.byNode, AllocResp: response,
+			PodUID:        key.podUID,
+			ContainerName: key.container,
+			ResourceName:  key.resource,
+			DeviceIDs:     info.byNode,
+			AllocResp:     response,
 		})
 	}
 	for resource, devices := range p.devices {
@@ -75,8 +76,8 @@ func (p *process) saveCheckpoint(dir string) error {
 	return os.Rename(path+".tmp", path)
 }
 
-// restoreCheckpoint restores which pods hold what. Resources have no devices at
-// first, and endpoints that count as stopped from now on.
+// restoreCheckpoint restores which pods hold which devices. The resources start without devices,
+// and with endpoints that count as stopped from now on.
 func (p *process) restoreCheckpoint(text []byte, now time.Time) error {
 	var read checkpoint
 	if err := json.Unmarshal(text, &read); err != nil {
@@ -90,7 +91,8 @@ func (p *process) restoreCheckpoint(text []byte, now time.Time) error {
 		for _, ids := range entry.DeviceIDs {
 			slices.Sort(ids)
 		}
-		p.podDevices[allocationKey{entry.PodUID, entry.ContainerName, entry.ResourceName}] = deviceAllocateInfo{entry.DeviceIDs, response}
+		key := allocationKey{entry.PodUID, entry.ContainerName, entry.ResourceName}
+		p.podDevices[key] = deviceAllocateInfo{entry.DeviceIDs, response}
 	}
 	for resource := range read.Data.RegisteredDevices {
 		p.devices[resource] = &deviceList{healthy: idSet{}, unhealthy: idSet{}}

@@ -13,8 +13,8 @@ import (
 // idSet is a set of device IDs or pod UIDs.
 type idSet = sets.Set[string]
 
-// deviceList is what the kubelet knows of a resource's devices. The zero value is
-// for a resource known only from the checkpoint.
+// deviceList is what the kubelet knows about a resource's devices. The zero value is for a resource
+// known only from the checkpoint.
 type deviceList struct {
 	// all are the devices of the last list by ID; the last of equal IDs wins. They are
 	// nil before the first list.
@@ -24,7 +24,11 @@ type deviceList struct {
 }
 
 func newDeviceList(list []*api.Device) *deviceList {
-	d := &deviceList{all: make(map[string]*api.Device, len(list)), healthy: idSet{}, unhealthy: idSet{}}
+	d := &deviceList{
+		all:       make(map[string]*api.Device, len(list)),
+		healthy:   idSet{},
+		unhealthy: idSet{},
+	}
 	for _, device := range list {
 		d.all[device.ID] = device
 		if device.Health == api.Healthy {
@@ -46,7 +50,7 @@ func toDevices(list []*api.Device) []Device {
 	return devices
 }
 
-// nodesOf are the NUMA nodes of a device, sorted; nil for a nil device.
+// nodesOf returns the NUMA nodes of a device, sorted; nil for a nil device.
 func nodesOf(device *api.Device) []int64 {
 	var nodes []int64
 	for _, node := range device.GetTopology().GetNodes() {
@@ -56,15 +60,19 @@ func nodesOf(device *api.Device) []int64 {
 	return slices.Compact(nodes)
 }
 
-// receiveList replaces the resource's devices, whichever stream the list came
-// from, and writes the checkpoint.
+// receiveList replaces the resource's devices, whichever stream sent the list, and writes the
+// checkpoint.
 func (k *Kubelet) receiveList(p *process, resource string, list []*api.Device) {
 	k.lock()
 	defer k.unlock()
 	before := p.devices[resource]
 	p.devices[resource] = newDeviceList(list)
 	k.counter(resource).Lists++
-	k.notify(Event{Kind: ListReceived, Resource: resource, Devices: toDevices(list)})
+	k.notify(Event{
+		Kind:     ListReceived,
+		Resource: resource,
+		Devices:  toDevices(list),
+	})
 	for _, message := range checkList(resource, before, list, k.heldByPods(p)[resource]) {
 		k.violation("%s", message)
 	}
@@ -72,7 +80,7 @@ func (k *Kubelet) receiveList(p *process, resource string, list []*api.Device) {
 	k.writeCheckpoint(p)
 }
 
-// podDevices says which container holds what (cm/devicemanager/pod_devices.go). It
+// podDevices maps containers to the devices that they hold (cm/devicemanager/pod_devices.go). It
 // still has pods that have ended until the next updateAllocatedDevices.
 type podDevices map[allocationKey]deviceAllocateInfo
 
@@ -80,10 +88,10 @@ type podDevices map[allocationKey]deviceAllocateInfo
 type allocationKey struct{ podUID, container, resource string }
 
 type deviceAllocateInfo struct {
-	// byNode are the device IDs by NUMA node. An ID on two nodes is there twice, and
-	// one on none is under noNode.
+	// byNode are the device IDs by NUMA node. An ID on two nodes appears twice; an ID on no node is
+	// under noNode.
 	byNode map[int64][]string
-	// response is the plugin's. The container gets it each time that it starts.
+	// response is the plugin's response. The container gets it each time it starts.
 	response *api.ContainerAllocateResponse
 }
 
@@ -91,7 +99,11 @@ type deviceAllocateInfo struct {
 // the kubelet).
 const noNode = -1
 
-func newDeviceAllocateInfo(ids idSet, known map[string]*api.Device, response *api.ContainerAllocateResponse) deviceAllocateInfo {
+func newDeviceAllocateInfo(
+	ids idSet,
+	known map[string]*api.Device,
+	response *api.ContainerAllocateResponse,
+) deviceAllocateInfo {
 	info := deviceAllocateInfo{byNode: map[int64][]string{}, response: response}
 	for _, id := range sets.List(ids) {
 		nodes := nodesOf(known[id])
@@ -113,14 +125,14 @@ func (i deviceAllocateInfo) ids() idSet {
 	return ids
 }
 
-// keys are sorted by pod, container and resource.
+// keys returns the keys sorted by pod, container and resource.
 func (d podDevices) keys() []allocationKey {
 	return slices.SortedFunc(maps.Keys(d), func(a, b allocationKey) int {
 		return slices.Compare([]string{a.podUID, a.container, a.resource}, []string{b.podUID, b.container, b.resource})
 	})
 }
 
-// resourcesOf are the resources of which the container holds devices, sorted.
+// resourcesOf returns the resources of which the container holds devices, sorted.
 func (d podDevices) resourcesOf(podUID, container string) []string {
 	var names []string
 	for _, key := range d.keys() {
@@ -138,12 +150,14 @@ func (d podDevices) resourcesOf(podUID, container string) []string {
 func (k *Kubelet) updateAllocatedDevices(p *process) {
 	if p.sourcesReady {
 		live := k.livePods()
-		maps.DeleteFunc(p.podDevices, func(key allocationKey, _ deviceAllocateInfo) bool { return !live.Has(key.podUID) })
+		maps.DeleteFunc(p.podDevices, func(key allocationKey, _ deviceAllocateInfo) bool {
+			return !live.Has(key.podUID)
+		})
 	}
 }
 
-// allocated are the devices of the resource that cannot be allocated: those in podDevices
-// and those of the admission in progress.
+// allocated returns the devices of the resource that cannot be allocated: those in podDevices and
+// those of the admission in progress.
 func (p *process) allocated(resource string) idSet {
 	ids := p.admitting[resource]
 	for key, info := range p.podDevices {
@@ -154,8 +168,8 @@ func (p *process) allocated(resource string) idSet {
 	return ids
 }
 
-// heldByPods are the devices that live pods hold, by resource, whether or not this
-// process has heard of the pods. The caller holds the lock.
+// heldByPods returns the devices that live pods hold, by resource, whether or not this process has
+// heard of the pods. The caller holds the lock.
 func (k *Kubelet) heldByPods(p *process) map[string]idSet {
 	live, held := k.livePods(), map[string]idSet{}
 	for key, info := range p.podDevices {
@@ -166,9 +180,9 @@ func (k *Kubelet) heldByPods(p *process) map[string]idSet {
 	return held
 }
 
-// checkList returns the violations in a resource's next list, sorted. previous are
-// the devices before it, nil for none, and held those of the pods. A real kubelet
-// reports none of them; some make it panic later.
+// checkList returns the violations in a resource's next list, sorted. previous is the list before
+// it, nil for none, and held are the devices that pods hold. A real kubelet reports none of the
+// violations; some make it panic later.
 func checkList(resource string, previous *deviceList, list []*api.Device, held idSet) []string {
 	var violations []string
 	complain := func(format string, arguments ...any) {
@@ -205,10 +219,11 @@ func checkList(resource string, previous *deviceList, list []*api.Device, held i
 	return violations
 }
 
-// checkUnits looks for a unit (an ID up to "::") that can be allocated in two modes: in
-// two resources, or as shares of two kinds ("3of10" are Virgate's by MPS). It has free healthy
-// devices in both, or a pod holds it in one of them. The device with the unit's own ID may be a
-// time-slice: it stays listed when the unit is no longer exclusive. The caller holds the lock.
+// checkUnits reports units (an ID up to "::") that can be allocated in two modes: in two resources,
+// or as shares of two kinds ("3of10" is one of Virgate's shares by MPS). Such a unit has free
+// healthy devices in both modes, or a pod holds it in one of them. The device with the unit's own
+// ID may be a time-slice: it stays listed when the unit is no longer exclusive. The caller holds
+// the lock.
 func (k *Kubelet) checkUnits(p *process) {
 	held := k.heldByPods(p)
 	type mode struct {
@@ -242,7 +257,8 @@ func (k *Kubelet) checkUnits(p *process) {
 			}
 		}
 	}
-	for _, pair := range slices.SortedFunc(maps.Keys(conflicts), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+	for _, pair := range slices.SortedFunc(maps.Keys(conflicts),
+		func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
 		k.violation("units to be allocated both in %s and %s: %s", pair[0], pair[1], joinSome(conflicts[pair]))
 	}
 }

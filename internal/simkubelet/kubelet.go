@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// ErrDown is returned by all that needs a running kubelet while it is stopped, and
-// by an admission that a stop interrupted.
+// ErrDown is returned by every method that needs a running kubelet while it is stopped, and by an
+// admission that a stop interrupted.
 var ErrDown = errors.New("kubelet is down")
 
 // errEnded is returned by Start after Run has returned.
@@ -23,10 +23,10 @@ var errEnded = errors.New("kubelet has ended")
 type Kubelet struct {
 	options Options
 	logger  *slog.Logger
-	// lifecycle is a mutex, held while the kubelet starts or stops. Whoever waits
-	// for it can give up.
+	// lifecycle is a mutex that is held while the kubelet starts or stops. A caller that waits for
+	// it can give up.
 	lifecycle *semaphore.Weighted
-	// admission likewise is the kubelet's allocation mutex: it admits one pod at a
+	// admission is the kubelet's allocation mutex, with the same property. It admits one pod at a
 	// time, however long the plugin's Allocate takes.
 	admission *semaphore.Weighted
 
@@ -44,19 +44,23 @@ type Kubelet struct {
 	delivered  int
 }
 
-// New returns a kubelet, which Run starts.
+// New returns a kubelet. Run starts it.
 func New(options Options) *Kubelet {
 	options = options.withDefaults()
 	return &Kubelet{
-		options: options, logger: options.Logger.With("component", "simkubelet"), changed: make(chan struct{}),
-		lifecycle: semaphore.NewWeighted(1), admission: semaphore.NewWeighted(1),
-		pods: map[podKey]*pod{}, counters: map[string]*Resource{},
+		options:   options,
+		logger:    options.Logger.With("component", "simkubelet"),
+		changed:   make(chan struct{}),
+		lifecycle: semaphore.NewWeighted(1),
+		admission: semaphore.NewWeighted(1),
+		pods:      map[podKey]*pod{},
+		counters:  map[string]*Resource{},
 	}
 }
 
-// Run starts the kubelet, blocks until ctx ends, stops the kubelet, and returns nil
-// when all of its goroutines have ended. Its error says why the kubelet could not
-// be started. A kubelet runs once; Stop and Start interrupt it.
+// Run starts the kubelet, blocks until ctx ends, stops the kubelet, and returns nil when all of its
+// goroutines have ended. It returns an error if the kubelet could not be started. A kubelet runs
+// only once; Stop and Start interrupt it.
 //
 // Like a killed kubelet it leaves its socket files behind.
 func (k *Kubelet) Run(ctx context.Context) error {
@@ -83,7 +87,9 @@ func (k *Kubelet) Start(ctx context.Context) error {
 	defer k.lifecycle.Release(1)
 
 	k.mu.Lock()
-	up, ended, pods := k.process != nil, k.ended, len(k.livePods())
+	up := k.process != nil
+	ended := k.ended
+	pods := len(k.livePods())
 	k.mu.Unlock()
 	switch {
 	case ended:
@@ -137,8 +143,8 @@ func (k *Kubelet) stopProcess() {
 	p.goroutines.Wait()
 }
 
-// StopContainers stops every container, so each pod has to be admitted again with the
-// devices it had when the kubelet starts the next time.
+// StopContainers stops every container. When the kubelet starts the next time, each pod has to be
+// admitted again with the devices that it had.
 func (k *Kubelet) StopContainers() {
 	k.lock()
 	defer k.unlock()
@@ -147,8 +153,8 @@ func (k *Kubelet) StopContainers() {
 	}
 }
 
-// lock and unlock enclose every change. unlock has each Await look again and
-// reports new violations.
+// lock and unlock enclose every change. unlock makes each Await check again and reports new
+// violations.
 func (k *Kubelet) lock() { k.mu.Lock() }
 
 func (k *Kubelet) unlock() {
@@ -173,29 +179,28 @@ func (k *Kubelet) violation(format string, arguments ...any) {
 
 // Options are a kubelet's settings.
 type Options struct {
-	// Dir is the device-plugins directory, with kubelet.sock and the checkpoint
-	// file. It is created when missing, and each start removes all sockets directly
-	// in it. It must be short: a Unix socket's path has at most 107 bytes.
+	// Dir is the device-plugins directory, with kubelet.sock and the checkpoint file. It is created
+	// if missing, and each start removes all sockets directly in it. It must be short: a Unix
+	// socket's path has at most 107 bytes.
 	Dir string
 	// PodResourcesSocket is the path of the PodResources socket; empty for none.
 	PodResourcesSocket string
-	// Logger gets what a kubelet would log; nil for nothing.
+	// Logger gets what a kubelet would log; nil disables it.
 	Logger *slog.Logger
-	// OnViolation is called for each violation, with no lock held. Violations returns
+	// OnViolation is called for each violation, with no lock held. The method Violations returns
 	// them too.
 	OnViolation func(message string)
-	// OnEvent is called for every Event, in the order in which they happen, with the
-	// kubelet's lock held: it must neither block nor call the kubelet.
+	// OnEvent is called for every Event, in order, with the kubelet's lock held: it must neither
+	// block nor call the kubelet.
 	OnEvent func(event Event)
 	// OnRegister is called for every Register call, with no lock held; the call fails with
 	// its error.
 	OnRegister func(ctx context.Context) error
-	// OnRead is called before each list is read, and before the end of a stream is
-	// noticed, with no lock held: a kubelet can be slow. It returns when stopping is closed.
+	// OnRead simulates a slow kubelet. It is called with no lock held before each list is read, and
+	// before the end of a stream is noticed. It must return when stopping is closed.
 	OnRead func(stopping <-chan struct{})
-	// AllowOverlap says that several live streams for one resource are no violation.
-	// The kubelet then still behaves like a real one: the first of them to end
-	// disconnects the newest client.
+	// AllowOverlap makes several live streams for one resource no violation. The kubelet still
+	// behaves like a real one: the first stream to end disconnects the newest client.
 	AllowOverlap bool
 	// DelayPods keeps the pods of an earlier process unknown until RestorePods is
 	// called, like the time between a kubelet's start and the API server's first
@@ -231,9 +236,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// DropStream disconnects the plugin that serves a resource, as a kubelet does that
-// cannot read a list, and says whether there was one. The context of the plugin's
-// stream is cancelled.
+// DropStream disconnects the plugin that serves a resource, as a kubelet does that cannot read a
+// list, and reports whether there was one. The context of the plugin's stream is cancelled.
 func (k *Kubelet) DropStream(resource string) bool {
 	k.lock()
 	defer k.unlock()

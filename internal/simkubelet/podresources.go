@@ -13,8 +13,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// podResourcesServer serves PodResources v1, with devices and claims only: no CPUs, no
-// memory.
+// podResourcesServer serves PodResources v1, with devices and claims only, without CPUs and memory.
 type podResourcesServer struct {
 	podresources.UnimplementedPodResourcesListerServer
 	kubelet *Kubelet
@@ -34,7 +33,10 @@ func limitRate() grpc.UnaryServerInterceptor {
 }
 
 // List lists the pods that this process knows and that have not failed.
-func (s *podResourcesServer) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+func (s *podResourcesServer) List(
+	context.Context,
+	*podresources.ListPodResourcesRequest,
+) (*podresources.ListPodResourcesResponse, error) {
 	s.kubelet.lock()
 	defer s.kubelet.unlock()
 	s.kubelet.updateAllocatedDevices(s.process)
@@ -49,7 +51,10 @@ func (s *podResourcesServer) List(context.Context, *podresources.ListPodResource
 
 // GetAllocatableResources returns the healthy devices, allocated or not. It is the
 // only way for a plugin to see that the kubelet has processed a list.
-func (s *podResourcesServer) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
+func (s *podResourcesServer) GetAllocatableResources(
+	context.Context,
+	*podresources.AllocatableResourcesRequest,
+) (*podresources.AllocatableResourcesResponse, error) {
 	s.kubelet.mu.Lock()
 	defer s.kubelet.mu.Unlock()
 	response := &podresources.AllocatableResourcesResponse{}
@@ -68,8 +73,8 @@ func (s *podResourcesServer) GetAllocatableResources(context.Context, *podresour
 	return response, nil
 }
 
-// describe leaves out init containers, so the devices that only an init container had
-// are held and yet not listed.
+// describe leaves out init containers. Devices that only an init container had are therefore held
+// but not listed.
 func (s *podResourcesServer) describe(pod *pod) *podresources.PodResources {
 	described := &podresources.PodResources{Namespace: pod.Namespace, Name: pod.Name}
 	for _, container := range pod.Containers {
@@ -93,9 +98,9 @@ func (s *podResourcesServer) describe(pod *pod) *podresources.PodResources {
 	return described
 }
 
-// dynamicResource is, as in the kubelet (GetDynamicResources in
-// pkg/kubelet/cm/container_manager_linux.go), a claim whose devices each have the CDI
-// entries of the driver's devices before them too.
+// dynamicResource returns a claim. As in the kubelet (GetDynamicResources in
+// pkg/kubelet/cm/container_manager_linux.go), each device also has the CDI entries of the same
+// driver's devices before it.
 func dynamicResource(namespace string, claim Claim) *podresources.DynamicResource {
 	described := &podresources.DynamicResource{ClaimName: claim.Name, ClaimNamespace: namespace}
 	entries := map[string][]*podresources.CDIDevice{}
@@ -104,13 +109,16 @@ func dynamicResource(namespace string, claim Claim) *podresources.DynamicResourc
 			entries[device.Driver] = append(entries[device.Driver], &podresources.CDIDevice{Name: name})
 		}
 		described.ClaimResources = append(described.ClaimResources, &podresources.ClaimResource{
-			CdiDevices: slices.Clone(entries[device.Driver]), DriverName: device.Driver, PoolName: device.Pool, DeviceName: device.Name,
+			CdiDevices: slices.Clone(entries[device.Driver]),
+			DriverName: device.Driver,
+			PoolName:   device.Pool,
+			DeviceName: device.Name,
 		})
 	}
 	return described
 }
 
-// deviceEntry is, as in the kubelet, an entry for one ID and one NUMA node.
+// deviceEntry returns an entry for one ID and one NUMA node, as in the kubelet.
 func deviceEntry(resource, id string, node int64) *podresources.ContainerDevices {
 	entry := &podresources.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}}
 	if node != noNode {

@@ -22,14 +22,14 @@ type Pod struct {
 // has checked it.
 type Container struct {
 	Name string
-	// Requests are numbers of devices by resource. An explicit 0 needs no device, and
-	// yet is rejected while the resource has no healthy one.
+	// Requests are numbers of devices by resource. An explicit 0 needs no device, but is rejected
+	// while the resource has no healthy one.
 	Requests map[string]int
-	// Init says that the container runs before the others and ends; later containers
-	// of the pod then get its devices first.
+	// Init is true for a container that runs before the others and ends; later containers of the
+	// pod then get its devices first.
 	Init bool
-	// Claims are what DRA drivers have given to the container. This kubelet asks no driver:
-	// it only shows them.
+	// Claims are what DRA drivers have allocated to the container. This kubelet calls no driver: it
+	// only lists them.
 	Claims []Claim
 }
 
@@ -58,12 +58,12 @@ const (
 // PodStatus is a pod as the kubelet sees it.
 type PodStatus struct {
 	Namespace, Name string
-	// UID tells apart pods that have had the same name.
+	// UID tells apart pods that had the same name.
 	UID   string
 	Phase Phase
 	// Message is the status message of a failed pod; empty for others.
 	Message string
-	// Containers are in the pod's order. They hold nothing if the pod is not running.
+	// Containers are in the pod's order. They hold nothing unless the pod is running.
 	Containers []ContainerStatus
 }
 
@@ -77,14 +77,14 @@ type ContainerStatus struct {
 // Grant is what a container got for one resource.
 type Grant struct {
 	Resource string
-	// Devices are the IDs, sorted.
+	// Devices are the device IDs, sorted.
 	Devices []string
-	// Response is the plugin's response to Allocate, from when the pod was admitted.
-	// It must not be changed.
+	// Response is the plugin's response to Allocate when the pod was admitted. It must not be
+	// changed.
 	Response *api.ContainerAllocateResponse
 }
 
-// Devices are the container's devices of a resource, sorted; nil for none.
+// Devices returns the container's devices of a resource, sorted; nil for none.
 func (c ContainerStatus) Devices(resource string) []string {
 	for _, grant := range c.Grants {
 		if grant.Resource == resource {
@@ -94,9 +94,9 @@ func (c ContainerStatus) Devices(resource string) []string {
 	return nil
 }
 
-// Env is the environment that plugins gave the container. If two resources set one
-// variable the first by name wins; in a real kubelet that is random, at each start of
-// the container.
+// Env returns the environment that plugins gave the container. If two resources set the same
+// variable, the first by name wins; in a real kubelet that is random, at each start of the
+// container.
 func (c ContainerStatus) Env() map[string]string {
 	env := map[string]string{}
 	for _, grant := range slices.Backward(c.Grants) {
@@ -105,15 +105,15 @@ func (c ContainerStatus) Env() map[string]string {
 	return env
 }
 
-// AdmissionError says that the kubelet rejected a pod, for good.
+// AdmissionError is the error of a pod that the kubelet has rejected for good.
 type AdmissionError struct {
 	// Message is the pod's status.message, in the kubelet's words.
 	Message string
-	// Cause is what went wrong; a plugin's gRPC error keeps its code.
+	// Cause is the reason; a plugin's gRPC error keeps its code.
 	Cause error
 }
 
-// Error is the pod's status.reason with the message.
+// Error returns the pod's status.reason with the message.
 func (e *AdmissionError) Error() string { return "UnexpectedAdmissionError: " + e.Message }
 
 func (e *AdmissionError) Unwrap() error { return e.Cause }
@@ -132,26 +132,25 @@ type pod struct {
 	containersRunning bool
 }
 
-// ordered are the containers in the order of their admission: init containers first.
+// ordered returns the containers in the order of their admission: init containers first.
 func (p *pod) ordered() []Container {
 	isInit := func(c Container) bool { return c.Init }
 	init := slices.DeleteFunc(slices.Clone(p.Containers), func(c Container) bool { return !isInit(c) })
 	return append(init, slices.DeleteFunc(slices.Clone(p.Containers), isInit)...)
 }
 
-// ErrNoPod says that a pod or container does not exist.
+// ErrNoPod is the error for a pod or container that does not exist.
 var ErrNoPod = errors.New("no such pod")
 
-// AddPod admits a pod and starts its containers. Pods are admitted one at a time: if
-// the plugin hangs in Allocate, all others wait, because calls to plugins have no
-// deadline. The end of ctx cancels such a call.
+// AddPod admits a pod and starts its containers. Pods are admitted one at a time: if the plugin
+// hangs in Allocate, all others wait, because calls to plugins have no deadline. The end of ctx
+// cancels such a call.
 //
-// A rejected pod remains, as Failed, and the error is an *AdmissionError. A pod whose
-// admission was interrupted by the kubelet's stop is forgotten.
+// A rejected pod stays, as Failed, and the error is an *AdmissionError. A pod whose admission was
+// interrupted by the kubelet's stop is forgotten.
 //
-// There is no scheduler, so a pod that would never be bound to the node is rejected
-// here. A real kubelet runs a pod without devices if it has never heard of the
-// resource.
+// There is no scheduler, so a pod that would never be bound to the node is rejected here. A real
+// kubelet runs a pod without devices if it has never heard of the resource.
 func (k *Kubelet) AddPod(ctx context.Context, spec Pod) (PodStatus, error) {
 	name := spec.Namespace + "/" + spec.Name
 	p, leave, err := k.beginAdmission(ctx)
@@ -167,7 +166,12 @@ func (k *Kubelet) AddPod(ctx context.Context, spec Pod) (PodStatus, error) {
 		return PodStatus{}, fmt.Errorf("add pod %s: the name is in use", name)
 	}
 	k.podsAdded++
-	added := &pod{Pod: spec, uid: fmt.Sprintf("00000000-0000-4000-8000-%012d", k.podsAdded), added: k.podsAdded, phase: Pending}
+	added := &pod{
+		Pod:   spec,
+		uid:   fmt.Sprintf("00000000-0000-4000-8000-%012d", k.podsAdded),
+		added: k.podsAdded,
+		phase: Pending,
+	}
 	k.pods[key] = added
 	p.knownPods.Insert(added.uid)
 	k.unlock()
@@ -188,15 +192,16 @@ func (k *Kubelet) AddPod(ctx context.Context, spec Pod) (PodStatus, error) {
 	return k.podStatus(added), err
 }
 
-// beginAdmission locks the allocation mutex, and keeps the process from ending until
-// leave is called. That is soon, because a stop ends calls to plugins.
+// beginAdmission locks the allocation mutex, and keeps the process from ending until leave is
+// called. That does not take long, because a stop ends calls to plugins.
 func (k *Kubelet) beginAdmission(ctx context.Context) (p *process, leave func(), err error) {
 	if err := k.admission.Acquire(ctx, 1); err != nil {
 		return nil, nil, err
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if p = k.process; p == nil {
+	p = k.process
+	if p == nil {
 		k.admission.Release(1)
 		return nil, nil, ErrDown
 	}
@@ -210,14 +215,18 @@ func (k *Kubelet) beginAdmission(ctx context.Context) (p *process, leave func(),
 // reject makes the pod Failed, in the kubelet's words (pkg/kubelet/cm/admission/
 // errors.go; rejectPod in pkg/kubelet/kubelet.go). The caller holds the lock.
 func (k *Kubelet) reject(failed *pod, cause error) error {
-	rejection := &AdmissionError{fmt.Sprintf("Pod was rejected: Allocate failed due to %v, which is unexpected", cause), cause}
-	failed.phase, failed.message, failed.containersRunning = Failed, rejection.Message, false
+	rejection := &AdmissionError{
+		fmt.Sprintf("Pod was rejected: Allocate failed due to %v, which is unexpected", cause), cause,
+	}
+	failed.phase = Failed
+	failed.message = rejection.Message
+	failed.containersRunning = false
 	k.notify(Event{Kind: PodEnded, Pod: failed.uid})
 	return rejection
 }
 
-// DeletePod ends a pod. The plugin is not informed, and the checkpoint has the pod
-// until the kubelet frees its devices and writes the file again.
+// DeletePod ends a pod. The plugin is not informed, and the checkpoint lists the pod until the
+// kubelet frees its devices and writes the file again.
 func (k *Kubelet) DeletePod(namespace, name string) error {
 	k.lock()
 	defer k.unlock()
@@ -234,8 +243,7 @@ func (k *Kubelet) DeletePod(namespace, name string) error {
 	return nil
 }
 
-// livePods are the UIDs of the pods that have not failed. The caller holds the
-// lock.
+// livePods returns the UIDs of the pods that have not failed. The caller holds the lock.
 func (k *Kubelet) livePods() idSet {
 	live := idSet{}
 	for _, pod := range k.pods {
@@ -250,10 +258,16 @@ func (k *Kubelet) podsInOrder() []*pod {
 	return slices.SortedFunc(maps.Values(k.pods), func(a, b *pod) int { return cmp.Compare(a.added, b.added) })
 }
 
-// podStatus has no devices while the kubelet is down, because it is the kubelet's
-// memory that it shows. The caller holds the lock.
+// podStatus returns no devices while the kubelet is down, because it shows the kubelet's memory.
+// The caller holds the lock.
 func (k *Kubelet) podStatus(of *pod) PodStatus {
-	status := PodStatus{Namespace: of.Namespace, Name: of.Name, UID: of.uid, Phase: of.phase, Message: of.message}
+	status := PodStatus{
+		Namespace: of.Namespace,
+		Name:      of.Name,
+		UID:       of.uid,
+		Phase:     of.phase,
+		Message:   of.message,
+	}
 	for _, container := range of.Containers {
 		status.Containers = append(status.Containers, k.containerStatus(of, container.Name))
 	}

@@ -19,8 +19,8 @@ const socketName = "kubelet.sock"
 // process is the kubelet from one Start to the next Stop. The fields below servers
 // are its memory, guarded by Kubelet.mu.
 type process struct {
-	// goroutines are all of the process's but gRPC's handlers, for which the servers
-	// wait.
+	// goroutines are all goroutines of the process except gRPC's handlers; the servers wait for
+	// those.
 	goroutines sync.WaitGroup
 	stopping   chan struct{}
 	servers    []*grpc.Server
@@ -37,15 +37,20 @@ type process struct {
 	admitting map[string]idSet
 	// knownPods are the UIDs of the pods that this process has heard of.
 	knownPods idSet
-	// sourcesReady says that it has heard of all pods of earlier processes.
+	// sourcesReady is true once the process has heard of all pods of earlier processes.
 	sourcesReady bool
 }
 
 func newProcess() *process {
 	return &process{
-		stopping: make(chan struct{}), clients: map[string]*client{}, connections: map[*client]struct{}{},
-		endpoints: map[string]*endpoint{}, devices: map[string]*deviceList{}, podDevices: podDevices{},
-		admitting: map[string]idSet{}, knownPods: idSet{},
+		stopping:    make(chan struct{}),
+		clients:     map[string]*client{},
+		connections: map[*client]struct{}{},
+		endpoints:   map[string]*endpoint{},
+		devices:     map[string]*deviceList{},
+		podDevices:  podDevices{},
+		admitting:   map[string]idSet{},
+		knownPods:   idSet{},
 	}
 }
 
@@ -118,8 +123,8 @@ func (k *Kubelet) closeConnections(p *process) {
 	}
 }
 
-// wipeSockets removes all sockets directly in dir, whoever made them. Regular files
-// and subdirectories remain.
+// wipeSockets removes all sockets directly in dir, whichever process made them. Regular files and
+// subdirectories stay.
 func wipeSockets(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -136,8 +141,8 @@ func wipeSockets(dir string) error {
 	return nil
 }
 
-// listenUnix makes a socket whose file remains when the listener is closed, as when
-// a process is killed.
+// listenUnix makes a socket whose file stays when the listener is closed, as when a process is
+// killed.
 func listenUnix(path string) (net.Listener, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return nil, err

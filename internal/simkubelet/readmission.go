@@ -8,10 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// RestorePods adds the pods of earlier processes, oldest first, to a process that was
-// started with Options.DelayPods, as the API server's first response does. A running
-// pod is admitted without a check. One that a reboot has stopped fails unless the
-// very devices that it had are Healthy.
+// RestorePods adds the pods of earlier processes, oldest first, to a process that was started with
+// Options.DelayPods, as the API server's first response does. A running pod is admitted without a
+// check. A pod that a reboot has stopped fails unless exactly the devices that it had are Healthy.
 func (k *Kubelet) RestorePods(ctx context.Context) error {
 	p, leave, err := k.beginAdmission(ctx)
 	if err != nil {
@@ -43,9 +42,9 @@ func (k *Kubelet) RestorePods(ctx context.Context) error {
 	return nil
 }
 
-// ResizePod admits a running pod again, as an in-place resize does (on by default
-// since Kubernetes 1.35). That needs the pod's devices to be Healthy. An error leaves
-// the resize pending and the pod as it was.
+// ResizePod admits a running pod again, as an in-place resize does (on by default since Kubernetes
+// 1.35). The pod's devices must be Healthy for that. After an error the resize stays pending and
+// the pod as it was.
 func (k *Kubelet) ResizePod(ctx context.Context, namespace, name string) error {
 	p, leave, err := k.beginAdmission(ctx)
 	if err != nil {
@@ -64,9 +63,9 @@ func (k *Kubelet) ResizePod(ctx context.Context, namespace, name string) error {
 	return nil
 }
 
-// readmit admits a pod that holds devices already. A real kubelet with a topology policy
-// dereferences these, and panics if the resource's list no longer has one. A resource
-// that has sent this process no list has no hints, so nothing happens.
+// readmit admits a pod that already holds devices. A real kubelet with a topology policy
+// dereferences them, and panics if the resource's list no longer has one. A resource that has sent
+// this process no list has no hints, so nothing happens.
 func (a *admission) readmit(ctx context.Context) error {
 	k, p := a.kubelet, a.process
 	k.lock()
@@ -76,7 +75,8 @@ func (a *admission) readmit(ctx context.Context) error {
 			continue
 		}
 		if gone := p.podDevices[key].ids().Difference(sets.KeySet(devices.all)); len(gone) > 0 {
-			k.violation("kubelet would panic: %s: pod %s/%s is admitted again and holds devices that are not in the list: %s",
+			k.violation(
+				"kubelet would panic: %s: pod %s/%s is admitted again and holds devices that are not in the list: %s",
 				key.resource, a.pod.Namespace, a.pod.Name, joinSome(gone))
 		}
 	}
@@ -84,9 +84,9 @@ func (a *admission) readmit(ctx context.Context) error {
 	return a.run(ctx)
 }
 
-// RestartContainer starts a container of a running pod again. It gets what the plugin
-// answered when the pod was admitted. The plugin and the devices' health do not matter;
-// but the start fails if the resource's endpoint has been removed since.
+// RestartContainer restarts a container of a running pod. The container gets the plugin's response
+// from the pod's admission. The plugin and the devices' health do not matter, but the start fails
+// if the resource's endpoint has been removed since.
 func (k *Kubelet) RestartContainer(_ context.Context, namespace, name, container string) (ContainerStatus, error) {
 	k.lock()
 	defer k.unlock()
@@ -97,8 +97,8 @@ func (k *Kubelet) RestartContainer(_ context.Context, namespace, name, container
 	return k.containerStatus(restarted, container), nil
 }
 
-// checkStart says why the container cannot be started; nil if it can. The caller holds
-// the lock.
+// checkStart returns why the container cannot be started, or nil if it can. The caller holds the
+// lock.
 func (k *Kubelet) checkStart(of *pod, name string) error {
 	if k.process == nil {
 		return ErrDown

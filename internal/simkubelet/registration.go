@@ -24,8 +24,8 @@ type registrationServer struct {
 	process *process
 }
 
-// Register connects to the plugin and asks for its options before it answers. Like
-// the kubelet it ignores the options in the request.
+// Register connects to the plugin and requests its options before it answers. Like the kubelet it
+// ignores the options in the request.
 func (s *registrationServer) Register(ctx context.Context, request *api.RegisterRequest) (*api.Empty, error) {
 	k, p := s.kubelet, s.process
 	k.lock()
@@ -36,7 +36,8 @@ func (s *registrationServer) Register(ctx context.Context, request *api.Register
 		return nil, err
 	}
 	if request.Version != api.Version {
-		return nil, fmt.Errorf("device plugin API version %q is not supported, only %q is", request.Version, api.Version)
+		return nil, fmt.Errorf("device plugin API version %q is not supported, only %q is", request.Version,
+			api.Version)
 	}
 	if err := checkResourceName(request.ResourceName); err != nil {
 		return nil, err
@@ -50,9 +51,9 @@ func (s *registrationServer) Register(ctx context.Context, request *api.Register
 	return &api.Empty{}, nil
 }
 
-// checkResourceName accepts the names that the kubelet accepts, which are those of
-// IsExtendedResourceName (kubernetes, pkg/apis/core/v1/helper): a qualified name
-// with a domain, and with room for quota's prefix "requests.".
+// checkResourceName accepts the same names as the kubelet (IsExtendedResourceName in kubernetes,
+// pkg/apis/core/v1/helper): a qualified name with a domain, and with room for quota's prefix
+// "requests.".
 func checkResourceName(resource string) error {
 	switch {
 	case !strings.Contains(resource, "/"):
@@ -70,16 +71,20 @@ func checkResourceName(resource string) error {
 
 // connect makes the plugin at path the resource's client and endpoint.
 //
-// The client is entered before it is connected and is removed again when that
-// fails. So after a failed Register for a live resource the old plugin still
-// serves, and the kubelet does not notice when it ends.
+// The client is stored before it is connected, and removed again if that fails. So after a failed
+// Register for a live resource the old plugin still serves, but the kubelet does not notice when it
+// ends.
 func (k *Kubelet) connect(ctx context.Context, p *process, resource, path string) error {
-	// gRPC's limit of 4 MiB a message is the kubelet's too.
+	// The kubelet also has gRPC's limit of 4 MiB a message.
 	connection, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
-	c := &client{resource: resource, connection: connection, plugin: api.NewDevicePluginClient(connection)}
+	c := &client{
+		resource:   resource,
+		connection: connection,
+		plugin:     api.NewDevicePluginClient(connection),
+	}
 	k.lock()
 	p.clients[resource] = c
 	p.connections[c] = struct{}{}
@@ -121,25 +126,24 @@ type client struct {
 	resource   string
 	connection *grpc.ClientConn
 	plugin     api.DevicePluginClient
-	// streaming says that the client's stream is counted as live.
+	// streaming is true while the client's stream is counted as live.
 	streaming bool
-	// dropped says that DropStream has disconnected the client. The end of its
-	// stream must then not disconnect the next one.
+	// dropped is true if DropStream has disconnected the client. The end of its stream must then
+	// not disconnect the next client.
 	dropped bool
 }
 
-// endpoint receives a resource's calls (cm/devicemanager/endpoint.go).
+// endpoint calls a resource's plugin (cm/devicemanager/endpoint.go).
 type endpoint struct {
-	// client and options are nil for an endpoint that is known only from the
-	// checkpoint.
+	// client and options are nil for an endpoint known only from the checkpoint.
 	client  *client
 	options *api.DevicePluginOptions
-	// stopped is when the endpoint stopped; zero while it runs.
+	// stopped is the time at which the endpoint stopped; zero while it runs.
 	stopped time.Time
 }
 
-// dial blocks until the plugin answers or ctx ends. It keeps trying a socket that
-// nobody serves.
+// dial blocks until the plugin answers or ctx ends. It keeps trying while no process serves the
+// socket.
 func (c *client) dial(ctx context.Context) error {
 	c.connection.Connect()
 	for {
@@ -156,9 +160,9 @@ func (c *client) dial(ctx context.Context) error {
 	}
 }
 
-// runClient reads the client's stream and, when that ends, disconnects whichever
-// client the resource has by then. That this can be a newer one is true of the real
-// kubelet (devicemanager/plugin/v1beta1/handler.go, 1.36.3).
+// runClient reads the client's stream and, when that ends, disconnects the resource's current
+// client. As in the real kubelet, that can be a newer one (devicemanager/plugin/v1beta1/handler.go,
+// 1.36.3).
 func (k *Kubelet) runClient(p *process, c *client) {
 	k.listAndWatch(p, c)
 	k.lock()
@@ -185,8 +189,7 @@ func (k *Kubelet) disconnect(p *process, c *client) {
 	k.logger.Info("plugin disconnected", "resource", c.resource)
 }
 
-// listAndWatch reads the client's lists until its stream ends, and never opens
-// another one.
+// listAndWatch reads the client's lists until its stream ends. It never opens another stream.
 func (k *Kubelet) listAndWatch(p *process, c *client) {
 	// The kubelet sets no deadline; closing the connection ends the stream.
 	stream, err := c.plugin.ListAndWatch(context.Background(), &api.Empty{})
@@ -230,15 +233,19 @@ func (k *Kubelet) streamOpened(c *client) {
 	}
 }
 
-// streamClosed counts the end of a stream once: when the kubelet closes it, so that
-// a plugin that registers at once is not blamed for two streams, or when the stream
-// is seen to have ended. The caller holds the lock.
+// streamClosed counts the end of a stream once. It counts it when the kubelet closes the stream, so
+// that a plugin that registers at once is not blamed for two streams, or when the kubelet sees that
+// the stream has ended. The caller holds the lock.
 func (k *Kubelet) streamClosed(c *client) {
 	if c.streaming {
 		c.streaming = false
 		counter := k.counter(c.resource)
 		counter.StreamsClosed++
 		counter.Streams--
-		k.notify(Event{Kind: StreamEnded, Resource: c.resource, ByKubelet: c.dropped})
+		k.notify(Event{
+			Kind:      StreamEnded,
+			Resource:  c.resource,
+			ByKubelet: c.dropped,
+		})
 	}
 }

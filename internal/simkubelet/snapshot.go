@@ -15,12 +15,12 @@ import (
 // kubelet.
 type Snapshot struct {
 	Up bool // a process runs
-	// Resources are by name: all that the process knows, and all that were ever named
-	// in a Register call. While the kubelet is down they have no devices.
+	// Resources are by name: all that the process knows, and all that a Register call ever named.
+	// While the kubelet is down they have no devices.
 	Resources map[string]Resource
-	// Pods are those that are not deleted, in the order of AddPod.
+	// Pods are the pods that are not deleted, in the order of AddPod.
 	Pods []PodStatus
-	// Violations are all so far, oldest first.
+	// Violations are all violations so far, oldest first.
 	Violations []string
 }
 
@@ -37,7 +37,7 @@ type Resource struct {
 	Lists         int // received
 	// Socket is the name of the socket that was registered last; empty for none.
 	Socket string
-	// Connected says that the resource has an endpoint that is not stopped.
+	// Connected is true if the resource has an endpoint that is not stopped.
 	Connected bool
 }
 
@@ -48,8 +48,7 @@ type Device struct {
 	Healthy bool
 }
 
-// counter has a resource's counters since New, and is never nil. The caller holds the
-// lock.
+// counter returns a resource's counters since New, never nil. The caller holds the lock.
 func (k *Kubelet) counter(resource string) *Resource {
 	if k.counters[resource] == nil {
 		k.counters[resource] = &Resource{}
@@ -71,9 +70,9 @@ func (k *Kubelet) Violations() []string {
 	return slices.Clone(k.violations)
 }
 
-// Await blocks until the condition is true of the kubelet's state, which it evaluates
-// after changes; it may miss a state that was soon replaced. Its error wraps the
-// context's and has the last state.
+// Await blocks until the condition holds for the kubelet's state. It evaluates the condition after
+// changes, and may miss a state that was soon replaced. Its error wraps the context's and contains
+// the last state.
 func (k *Kubelet) Await(ctx context.Context, condition func(Snapshot) bool) error {
 	for {
 		k.mu.Lock()
@@ -90,7 +89,7 @@ func (k *Kubelet) Await(ctx context.Context, condition func(Snapshot) bool) erro
 	}
 }
 
-// String is one line: each resource with allocatable/capacity and its streams.
+// String returns one line: each resource with allocatable/capacity and its streams.
 func (s Snapshot) String() string {
 	var line strings.Builder
 	fmt.Fprintf(&line, "up=%t pods=%d violations=%d", s.Up, len(s.Pods), len(s.Violations))
@@ -103,7 +102,11 @@ func (s Snapshot) String() string {
 }
 
 func (k *Kubelet) snapshot() Snapshot {
-	s := Snapshot{Up: k.process != nil, Resources: map[string]Resource{}, Violations: slices.Clone(k.violations)}
+	s := Snapshot{
+		Up:         k.process != nil,
+		Resources:  map[string]Resource{},
+		Violations: slices.Clone(k.violations),
+	}
 	for name, c := range k.counters {
 		s.Resources[name] = *c
 	}
@@ -141,14 +144,15 @@ func (k *Kubelet) reportStatus(p *process) {
 	}
 }
 
-// updateStatus is what the kubelet does when it reports the node's capacity (GetCapacity):
-// it is here, and only here, that a resource is removed whose endpoint has been stopped
-// for longer than StopGrace. The caller holds the lock.
+// updateStatus does what the kubelet does when it reports the node's capacity (GetCapacity). Only
+// here is a resource removed whose endpoint has been stopped for longer than StopGrace. The caller
+// holds the lock.
 func (k *Kubelet) updateStatus(p *process) {
 	removed := false
 	for resource := range p.devices {
 		endpoint := p.endpoints[resource]
-		if endpoint == nil || !endpoint.stopped.IsZero() && k.options.Now().Sub(endpoint.stopped) > k.options.StopGrace {
+		if endpoint == nil || !endpoint.stopped.IsZero() &&
+			k.options.Now().Sub(endpoint.stopped) > k.options.StopGrace {
 			delete(p.endpoints, resource)
 			delete(p.devices, resource)
 			removed = true
@@ -162,18 +166,18 @@ func (k *Kubelet) updateStatus(p *process) {
 // Event is something that happened in a kubelet, for Options.OnEvent.
 type Event struct {
 	Kind EventKind
-	// Resource is the resource's name; empty for an event without.
+	// Resource is the resource's name; empty for events without a resource.
 	Resource string
-	// Devices are those of ListReceived in the order of the list, and those of
-	// Allocated sorted by ID.
+	// Devices are, for ListReceived, the devices in the order of the list; for Allocated, the
+	// devices sorted by ID.
 	Devices []Device
-	// Pod is the UID of the pod of Allocated and PodEnded.
+	// Pod is, for Allocated and PodEnded, the UID of the pod.
 	Pod string
-	// ByKubelet says of StreamEnded that the kubelet ended the stream.
+	// ByKubelet is true for StreamEnded if the kubelet ended the stream.
 	ByKubelet bool
 }
 
-// EventKind says what has happened.
+// EventKind is the kind of an event.
 type EventKind string
 
 // The kinds of events.
@@ -186,11 +190,11 @@ const (
 	// StreamOpened and StreamEnded are about ListAndWatch.
 	StreamOpened EventKind = "stream opened"
 	StreamEnded  EventKind = "stream ended"
-	// ListReceived comes when the kubelet has processed a list.
+	// ListReceived comes after the kubelet has processed a list.
 	ListReceived EventKind = "list received"
-	// Allocated says that a pod holds devices from now on, for one of its containers.
+	// Allocated: a pod holds devices from now on, for one of its containers.
 	Allocated EventKind = "allocated"
-	// PodEnded says that a pod holds nothing any more.
+	// PodEnded: a pod holds nothing any more.
 	PodEnded EventKind = "pod ended"
 )
 

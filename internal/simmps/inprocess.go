@@ -10,16 +10,16 @@ import (
 
 // InProcess runs daemons as goroutines. It is an mps.Control.
 type InProcess struct {
-	// Servers are told of servers and clients.
+	// Servers starts and stops servers, and learns of their clients.
 	Servers Servers
-	// MultiUser is mps.Program's.
+	// MultiUser is the same as in mps.Program.
 	MultiUser bool
 
 	mu      sync.Mutex
 	daemons map[string]*goroutine
 }
 
-// goroutine is a daemon, and the server that outlives it when it is killed.
+// goroutine is a daemon, and its server, which outlives the daemon when that is killed.
 type goroutine struct {
 	Servers
 	*mps.Output
@@ -53,7 +53,12 @@ func (g *goroutine) Stop(device string, _ int) {
 }
 
 func environment(env mps.Environment) Environment {
-	return Environment{Device: env.Device, Pipe: env.Pipe, Log: env.Log, Shm: env.Shm}
+	return Environment{
+		Device: env.Device,
+		Pipe:   env.Pipe,
+		Log:    env.Log,
+		Shm:    env.Shm,
+	}
 }
 
 // Start implements mps.Control.
@@ -61,7 +66,12 @@ func (p *InProcess) Start(env mps.Environment) (mps.Daemon, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ctx, kill := context.WithCancel(context.Background())
-	g := &goroutine{Servers: p.Servers, Output: mps.NewOutput(slog.New(slog.DiscardHandler)), kill: kill, ended: make(chan struct{})}
+	g := &goroutine{
+		Servers: p.Servers,
+		Output:  mps.NewOutput(slog.New(slog.DiscardHandler)),
+		kill:    kill,
+		ended:   make(chan struct{}),
+	}
 	if p.daemons == nil {
 		p.daemons = map[string]*goroutine{}
 	}

@@ -1,25 +1,25 @@
-// Package simmps stands in for NVIDIA's nvidia-cuda-mps-control where there is no GPU: as a
-// program (Main; test/mpscontrol builds it), and as goroutines of tests and of the demo (InProcess).
+// Package simmps replaces NVIDIA's nvidia-cuda-mps-control where there is no GPU: as a program
+// (Main; test/mpscontrol builds it), and as goroutines of tests and of the demo (InProcess).
 //
-// A daemon has the files and the commands of the real one, as far as NVIDIA's manual and reports
-// of users have them, and refuses what that refuses: a second daemon in a pipe directory, a
-// directory that is missing, a socket path that is too long, more clients than a server takes.
-// What the real one says to a command that it does not know is not documented.
+// A daemon has the files and commands of the real one, as far as NVIDIA's manual and users' reports
+// describe them. It refuses what the real one refuses: a second daemon in a pipe directory, a
+// missing directory, a socket path that is too long, more clients than a server can have. How the
+// real one answers a command that it does not know is not documented.
 //
-// Limits of memory are kept by the name of the device that they were set with, and told by that alone
-// (NVIDIA's MPS documentation). A server takes those set by ordinal; by UUID they have no effect
-// (k8s-device-plugin#572).
+// A memory limit is kept under the name of the device that it was set with, and reported under that
+// name only (NVIDIA's MPS documentation). A server uses the limits set by ordinal; limits set by
+// UUID have no effect (k8s-device-plugin#572).
 //
-// A CUDA program is a connection (Connect): it starts the server, as the real one does at the
-// first client, and counts as a client until it is closed. Nothing is computed. The program shares a file in
-// /dev/shm with each client, which fails if it does not have that. A server serves one
-// user, or with -M all as root: a client of another one waits until the clients before it have gone,
-// and the daemon starts another server for it. A server whose user cannot enter the pipe directory
-// ends (bottlerocket#4673).
+// A CUDA program is a connection (Connect). Like the real one it starts the server if it is the
+// first client, and counts as a client until it is closed. Nothing is computed. The program shares
+// a file in /dev/shm with each client, and a client without access to it fails. A server serves one
+// user, or with -M all users as root. A client of another user waits until the clients before it
+// have gone; the daemon then starts another server for it. A server whose user cannot enter the
+// pipe directory ends (bottlerocket#4673).
 //
-// For tests a file named fault in the log directory makes a daemon refuse to start (refuse),
-// answer nothing (hang), end without a word (die), not obey the command quit (stay), or take no
-// limits (deaf).
+// For tests, a file named fault in the log directory makes a daemon refuse to start (refuse), give
+// no answers (hang), end without a message (die), ignore the command quit (stay), or ignore limits
+// (deaf).
 package simmps
 
 import (
@@ -42,22 +42,23 @@ import (
 )
 
 const (
-	// MaxClients are those of a server, from compute capability 7.0 on.
+	// MaxClients is the number of clients that a server can have, from compute capability 7.0 on.
 	MaxClients = 48
 	// maxSocketPath is the longest path of a Unix socket (unix(7)).
 	maxSocketPath = 107
 	faultInterval = 20 * time.Millisecond
-	// shmDir is where CUDA shares memory.
+	// shmDir is where CUDA places shared memory.
 	shmDir = "/dev/shm"
 )
 
-// errNone is what the real program says, and exits with 1.
+// errNone is the message of the real program, which then exits with 1.
 var errNone = errors.New("Cannot find MPS control daemon process") //nolint:staticcheck // As NVIDIA's program says it.
 
-// Environment are the variables of the same names.
+// Environment has the values of the environment variables of the same names.
 type Environment struct {
 	Device, Pipe, Log string
-	// Shm is where the server shares memory with clients, which have it as /dev/shm; empty for nowhere.
+	// Shm is where the server shares memory with clients, for which it is /dev/shm; if empty, no
+	// memory is shared.
 	Shm string
 	// MultiUser is the option -M.
 	MultiUser bool
@@ -65,11 +66,10 @@ type Environment struct {
 
 // Servers are the nvidia-cuda-mps-server processes of a daemon.
 type Servers interface {
-	// Start starts the server for the device. An error is that of the first client: the GPU
-	// may be busy.
+	// Start starts the server for the device. The first client gets its error: the GPU may be busy.
 	Start(device string) (pid int, err error)
 	Stop(device string, pid int)
-	// AddClient and RemoveClient are told of the server's clients.
+	// AddClient and RemoveClient report the clients of the server.
 	AddClient(device string, pid int) error
 	RemoveClient(device string, pid int)
 }
@@ -90,15 +90,17 @@ type daemon struct {
 
 	mu         sync.Mutex
 	percentage float64
-	// memory has the limits by what they were set with.
+	// memory has the limits by the device name that they were set with.
 	memory map[string]string
 	server *server
-	// queue are the clients that wait for another server; changed is closed when one may go on.
+	// queue are the clients that wait for another server. changed is closed when one of them may go
+	// on.
 	queue   []*waiting
 	changed chan struct{}
 }
 
-// server has the limits that the daemon had when it was started, or was told for it later.
+// server has the limits that the daemon had when it started the server, or that were set for the
+// server later.
 type server struct {
 	pid, user  int
 	percentage float64
@@ -110,14 +112,16 @@ type waiting struct{ pid, user int }
 
 var errDied = errors.New("killed")
 
-// serve is the daemon until it is told to quit, dies by a fault or ctx ends, which is as if it
-// were killed: its files stay.
+// serve runs the daemon until it gets the command quit, dies by a fault, or ctx ends. The end of
+// ctx is like a kill: the daemon's files stay.
 func serve(ctx context.Context, env Environment, servers Servers, out io.Writer) error {
 	if env.fault() == "refuse" {
-		return errors.New("Cannot start MPS control daemon: the test wants it so") //nolint:staticcheck // As NVIDIA's program says it.
+		//nolint:staticcheck // As NVIDIA's program says it.
+		return errors.New("Cannot start MPS control daemon: the test wants it so")
 	}
 	if info, err := os.Stat(env.Pipe); err != nil || !info.IsDir() {
-		return fmt.Errorf("Failed to access the pipe directory %s", env.Pipe) //nolint:staticcheck // As NVIDIA's program says it.
+		//nolint:staticcheck // As NVIDIA's program says it.
+		return fmt.Errorf("Failed to access the pipe directory %s", env.Pipe)
 	}
 	if len(env.socket()) > maxSocketPath {
 		return errNone
@@ -128,9 +132,10 @@ func serve(ctx context.Context, env Environment, servers Servers, out io.Writer)
 	}
 	defer func() { _ = lock.Close() }()
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return errors.New("An instance of this daemon is already running") //nolint:staticcheck // As NVIDIA's program says it.
+		//nolint:staticcheck // As NVIDIA's program says it.
+		return errors.New("An instance of this daemon is already running")
 	}
-	_ = os.Remove(env.socket()) // Of one that was killed.
+	_ = os.Remove(env.socket()) // Left by a daemon that was killed.
 	listener, err := net.Listen("unix", env.socket())
 	if err != nil {
 		return errNone
@@ -146,7 +151,14 @@ func serve(ctx context.Context, env Environment, servers Servers, out io.Writer)
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	d := &daemon{env: env, servers: servers, out: out, percentage: 100, memory: map[string]string{}, changed: make(chan struct{})}
+	d := &daemon{
+		env:        env,
+		servers:    servers,
+		out:        out,
+		percentage: 100,
+		memory:     map[string]string{},
+		changed:    make(chan struct{}),
+	}
 	quit, done := context.WithCancel(ctx)
 	d.quit = done
 	var group sync.WaitGroup
@@ -190,7 +202,7 @@ func serve(ctx context.Context, env Environment, servers Servers, out io.Writer)
 	return errors.Join(os.Remove(env.socket()), os.Remove(pidFile))
 }
 
-// handle serves a connection: a command, or a client for as long as it is open.
+// handle serves a connection: one command, or one client for as long as it is open.
 func (d *daemon) handle(ctx context.Context, connection net.Conn) {
 	lines := bufio.NewScanner(connection)
 	if !lines.Scan() {
@@ -205,7 +217,7 @@ func (d *daemon) handle(ctx context.Context, connection net.Conn) {
 		ctx, gone := context.WithCancel(ctx)
 		defer gone()
 		go func() {
-			lines.Scan() // Until it is closed.
+			lines.Scan() // Until the client closes the connection.
 			gone()
 		}()
 		d.serveClient(ctx, connection, pid, user)
@@ -239,13 +251,13 @@ func (d *daemon) serveClient(ctx context.Context, connection net.Conn, pid, user
 	<-ctx.Done()
 }
 
-// say says a line in the words of a daemon of R595.
+// say prints a line in the format of a daemon of R595.
 func (d *daemon) say(format string, values ...any) {
 	now := time.Now().UTC().Format("2006-01-02 15:04:05.000")
 	_, _ = fmt.Fprintf(d.out, "[%s Control %5d] %s\n", now, os.Getpid(), fmt.Sprintf(format, values...))
 }
 
-// addClient waits for a server of the user.
+// addClient waits for a server of the user, and adds the client to it.
 func (d *daemon) addClient(ctx context.Context, pid, user int) (*server, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -288,7 +300,7 @@ func (d *daemon) addClient(ctx context.Context, pid, user int) (*server, error) 
 	return d.server, nil
 }
 
-// haveServer starts a server for the user, instead of another user's.
+// haveServer starts a server for the user if the current one serves another user.
 func (d *daemon) haveServer(user int) error {
 	if d.server != nil && d.server.user == user {
 		return nil
@@ -308,12 +320,18 @@ func (d *daemon) haveServer(user int) error {
 		d.say("Server %d exited with status 1", pid)
 		return err
 	}
-	d.server = &server{pid: pid, user: user, percentage: d.percentage, memory: maps.Clone(d.memory)}
+	d.server = &server{
+		pid:        pid,
+		user:       user,
+		percentage: d.percentage,
+		memory:     maps.Clone(d.memory),
+	}
 	d.say("NEW SERVER %d: Ready", pid)
 	return nil
 }
 
-// mayEnter says whether the user, of no group and not root, may enter the directory and its parents.
+// mayEnter returns an error if the user, who is in no group, may not enter the directory or one of
+// its parents. Root may enter any.
 func mayEnter(dir string, user int) error {
 	for ; user != 0; dir = filepath.Dir(dir) {
 		info, err := os.Stat(dir)
@@ -340,13 +358,13 @@ func (d *daemon) removeClient(s *server, pid int) {
 	d.tellChange()
 }
 
-// tellChange is called with the lock.
+// tellChange wakes the waiting clients. The caller holds the lock.
 func (d *daemon) tellChange() {
 	close(d.changed)
 	d.changed = make(chan struct{})
 }
 
-// command is what the daemon says to a command of the manual.
+// command returns the daemon's answer to a command of the manual.
 func (d *daemon) command(words []string) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -354,7 +372,7 @@ func (d *daemon) command(words []string) string {
 	if len(words) > 0 {
 		name, words = words[0], words[1:]
 	}
-	// of is the server of the PID that the command begins with.
+	// of returns the server with the PID that the command begins with.
 	of := func(arguments int) *server {
 		if len(words) == arguments && d.server != nil && words[0] == strconv.Itoa(d.server.pid) {
 			return d.server
@@ -379,7 +397,8 @@ func (d *daemon) command(words []string) string {
 		text := "PID       ID    SERVER    DEVICE             NAMESPACE    COMMAND\n"
 		if d.server != nil {
 			for i, pid := range d.server.clients {
-				text += fmt.Sprintf("%-9d %-5d %-9d %-18.18s %-12d cuda\n", pid, i+1, d.server.pid, d.env.Device, 4026531836)
+				text += fmt.Sprintf("%-9d %-5d %-9d %-18.18s %-12d cuda\n", pid, i+1, d.server.pid, d.env.Device,
+					4026531836)
 			}
 		}
 		return text
@@ -403,13 +422,14 @@ func (d *daemon) command(words []string) string {
 	return "Invalid command\n"
 }
 
-// ordinal is the only device that a daemon sees.
+// ordinal is the number of the only device that a daemon sees.
 const ordinal = "0"
 
-// setMemory does not look whether there is such a device.
+// setMemory does not check that there is such a device.
 func (d *daemon) setMemory(limits map[string]string, device, value string) string {
 	number, unit := strings.TrimRight(value, "GM"), value[max(0, len(value)-1):]
-	if n, err := strconv.ParseUint(number, 10, 32); err != nil || n == 0 || unit != "G" && unit != "M" || len(number)+1 != len(value) {
+	if n, err := strconv.ParseUint(number, 10, 32); err != nil || n == 0 || unit != "G" && unit != "M" ||
+		len(number)+1 != len(value) {
 		return "Invalid device pinned memory limit\n"
 	}
 	if d.env.fault() != "deaf" {
@@ -418,7 +438,7 @@ func (d *daemon) setMemory(limits map[string]string, device, value string) strin
 	return ""
 }
 
-// shown is a limit as the real one shows it: in whole gigabytes from one on.
+// shown returns a limit as the real daemon shows it: in whole gigabytes from one on.
 func shown(limit string) string {
 	if mebibytes, is := strings.CutSuffix(limit, "M"); is {
 		if n, _ := strconv.Atoi(mebibytes); n >= 1024 {
@@ -463,22 +483,23 @@ func ask(ctx context.Context, env Environment, command string) (string, error) {
 	return string(answer), err
 }
 
-// Client is a CUDA program's connection.
+// Client is the connection of a CUDA program.
 type Client struct {
 	net.Conn
-	// Server is the PID of the server, Percentage and Memory what it lets the client have.
+	// Server is the PID of the server. Percentage and Memory are the limits that it gives the
+	// client.
 	Server     int
 	Percentage float64
 	Memory     string
 }
 
-// Connect connects to the daemon of the pipe directory, as CUDA does when a program begins to
-// use a GPU, for the process. Close ends that.
+// Connect connects the process to the daemon of the pipe directory, as CUDA does when a program
+// begins to use a GPU. Close disconnects it.
 func Connect(ctx context.Context, pipe string, pid int) (*Client, error) {
 	return ConnectAs(ctx, pipe, pid, os.Getuid())
 }
 
-// ConnectAs connects for a process of the user, and waits for a server that serves that.
+// ConnectAs connects for a process of the user, and waits for a server that serves this user.
 func ConnectAs(ctx context.Context, pipe string, pid, user int) (*Client, error) {
 	connection, err := (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(pipe, "control"))
 	if err != nil {
@@ -507,13 +528,17 @@ func ConnectAs(ctx context.Context, pipe string, pid, user int) (*Client, error)
 	return c, nil
 }
 
-// serverArgument makes the program a server, which does nothing until it is killed.
+// serverArgument makes the program run as a server, which does nothing until it is killed.
 const serverArgument = "--simulated-server"
 
-// Main is the program and returns its exit code. ctx ends as if it were killed.
+// Main runs the program and returns its exit code. The end of ctx is like a kill.
 func Main(ctx context.Context, arguments []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	env := Environment{Device: os.Getenv("CUDA_VISIBLE_DEVICES"), Pipe: os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), Log: os.Getenv("CUDA_MPS_LOG_DIRECTORY")}
-	if _, err := os.Lstat(filepath.Join(filepath.Dir(env.Pipe), "shm")); err == nil { // The unit has one of its own.
+	env := Environment{
+		Device: os.Getenv("CUDA_VISIBLE_DEVICES"),
+		Pipe:   os.Getenv("CUDA_MPS_PIPE_DIRECTORY"),
+		Log:    os.Getenv("CUDA_MPS_LOG_DIRECTORY"),
+	}
+	if _, err := os.Lstat(filepath.Join(filepath.Dir(env.Pipe), "shm")); err == nil { // The unit has its own.
 		env.Shm = shmDir
 	}
 	switch strings.Join(arguments, " ") {
@@ -543,7 +568,7 @@ func Main(ctx context.Context, arguments []string, stdin io.Reader, stdout, stde
 	return 1
 }
 
-// processes are Servers that are children of the daemon's process.
+// processes implements Servers with child processes of the daemon's process.
 type processes struct{ command *exec.Cmd }
 
 // Start, Stop, AddClient and RemoveClient implement Servers.

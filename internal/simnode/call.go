@@ -11,45 +11,52 @@ import (
 
 // Fault is how an NVML call misbehaves.
 type Fault struct {
-	// Return is what the call fails with; with nvml.Success it does its work.
+	// Return is the error of the call; with nvml.Success the call does its work.
 	Return nvml.Return
-	// Delay is how long the call takes. It holds up no other call, unless it is one that
-	// changes MIG mode or instances: the kernel module makes these one at a time for all
-	// GPUs, and every other call waits meanwhile. (Their controls in its tables, such as
-	// subdeviceCtrlCmdGpuSetPartitions and gisubscriptionCtrlCmdExecPartitionsCreate,
-	// ask neither for a shared API lock nor for the lock of one GPU alone.)
+	// Delay is how long the call takes. It holds up no other call, unless it changes MIG mode or
+	// instances: the kernel module makes such changes one at a time for all GPUs, and every other
+	// call waits meanwhile. (Their controls in its tables, such as subdeviceCtrlCmdGpuSetPartitions
+	// and gisubscriptionCtrlCmdExecPartitionsCreate, request neither a shared API lock nor the lock
+	// of a single GPU.)
 	Delay time.Duration
-	// Until is what the call waits for after that, holding up no other; nil for nothing.
+	// Until is a channel that the call waits for after Delay, without holding up others; nil
+	// disables it.
 	Until <-chan struct{}
-	// Skip is how many calls are left alone first.
+	// Skip is the number of calls that are answered normally first.
 	Skip int
-	// Times is how many calls after those misbehave; 0 for all.
+	// Times is the number of calls after those that misbehave; 0 for all.
 	Times int
 }
 
 // injectedFault is a Fault in force.
 type injectedFault struct {
 	call string
-	// gpu limits the fault to calls for one GPU; nil for any call.
+	// gpu limits the fault to calls for one GPU; nil for all calls.
 	gpu   *simGPU
 	fault Fault
 	// seen counts the calls that the fault could have hit.
 	seen int
 }
 
-// InjectFault makes calls of that name, such as "DeviceGetUUID", misbehave. Of
-// several faults for one call the first that is not used up applies. end takes
-// the fault back; it may be called more than once.
+// InjectFault makes calls of that name, such as "DeviceGetUUID", misbehave. If there are several
+// faults for a call, the first that is not used up applies. end removes the fault; it may be called
+// more than once.
 func (n *Node) InjectFault(call string, fault Fault) (end func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.addFault(&injectedFault{call: call, fault: fault})
 }
 
-// InjectGPUFault is InjectFault for the calls that concern one GPU or its
-// partitions, even when the GPU's index changes later. Heal ends it.
+// InjectGPUFault is InjectFault for the calls about one GPU or its partitions, even when the GPU's
+// index changes later. Heal ends it.
 func (n *Node) InjectGPUFault(gpu int, call string, fault Fault) (end func(), err error) {
-	err = n.change(gpu, func(g *simGPU) { end = n.addFault(&injectedFault{call: call, gpu: g, fault: fault}) })
+	err = n.change(gpu, func(g *simGPU) {
+		end = n.addFault(&injectedFault{
+			call:  call,
+			gpu:   g,
+			fault: fault,
+		})
+	})
 	return end, err
 }
 
@@ -62,15 +69,15 @@ func (n *Node) addFault(f *injectedFault) (end func()) {
 	}
 }
 
-// Calls is how often a call of that name was made.
+// Calls returns how often a call of that name was made.
 func (n *Node) Calls(call string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.calls[call]
 }
 
-// faultFor is the fault that hits a call for the GPU, which is nil for a call
-// that concerns none; the zero Fault when nothing does.
+// faultFor returns the fault for a call about the GPU, or the zero Fault if there is none. gpu is
+// nil for a call that is not about a GPU.
 func (n *Node) faultFor(call string, gpu *simGPU) Fault {
 	for _, f := range n.faults {
 		if f.call != call || f.gpu != nil && f.gpu != gpu {
@@ -85,10 +92,9 @@ func (n *Node) faultFor(call string, gpu *simGPU) Fault {
 	return Fault{}
 }
 
-// call is the interceptor of every NVML call: it counts the call, injects the fault
-// that is in force for it, and has the driver answer under the Node's lock, which is
-// not held during a fault's delay, and when no slow change of MIG instances is under
-// way.
+// call is the interceptor of every NVML call. It counts the call, injects the fault that is in
+// force for it, and lets the driver answer under the Node's lock. The lock is not held during a
+// fault's delay. The call waits while a slow change of MIG instances is under way.
 func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 	n.mu.Lock()
 	n.calls[call.Method]++
@@ -124,11 +130,12 @@ func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 	case refused:
 		err = nvml.NoPermission
 	case call.Method == "EventSetWait":
-		answer, err = do() // It locks by itself.
+		answer, err = do() // It locks for itself.
 	default:
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		if err = n.check(call); err == nil {
+		err = n.check(call)
+		if err == nil {
 			answer, err = do()
 		}
 	}
@@ -141,7 +148,7 @@ func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 	return answer, nil
 }
 
-// targetOf is what a call is about; the zero one for no GPU.
+// targetOf returns what a call is about; the zero target if it is not about a GPU.
 func (n *Node) targetOf(call nvml.Call) (t target) {
 	if len(call.Arguments) > 0 {
 		if index, lookup := call.Arguments[0].(int); lookup {
@@ -153,7 +160,7 @@ func (n *Node) targetOf(call nvml.Call) (t target) {
 	return t
 }
 
-// target returns what an argument of a call stands for; false if it is no handle.
+// target returns what an argument of a call stands for; handle is false if it is not a handle.
 func (n *Node) target(argument any) (t target, handle bool) {
 	switch argument.(type) {
 	case nvml.Device, nvml.GPUInstance, nvml.ComputeInstance:
@@ -182,8 +189,10 @@ func (n *Node) check(call nvml.Call) error {
 			return nvml.GPUIsLost
 		}
 		switch call.Method {
-		case "DeviceGetUUID", "DeviceGetName", "DeviceGetMemoryInfo", "DeviceGetArchitecture", "DeviceGetCudaComputeCapability",
-			"DeviceGetComputeRunningProcesses", "DeviceGetGraphicsRunningProcesses", "DeviceGetMPSComputeRunningProcesses", "DeviceGetMemoryErrorCounter":
+		case "DeviceGetUUID", "DeviceGetName", "DeviceGetMemoryInfo", "DeviceGetArchitecture",
+			"DeviceGetCudaComputeCapability",
+			"DeviceGetComputeRunningProcesses", "DeviceGetGraphicsRunningProcesses",
+			"DeviceGetMPSComputeRunningProcesses", "DeviceGetMemoryErrorCounter":
 			// For GPUs and MIG devices.
 		case "DeviceGetGpuInstanceId", "DeviceGetComputeInstanceId":
 			if !migDevice {
@@ -206,13 +215,13 @@ func (n *Node) check(call nvml.Call) error {
 	return nil
 }
 
-// driver makes the NVML calls, with the Node's lock held, for handles that check has found
-// to be good. Their errors are NVML's return codes.
+// driver makes the NVML calls. The Node's lock is held, and check has accepted the handles. Its
+// errors are NVML's return codes.
 type driver struct{ node *Node }
 
 func (n driver) gpu(d nvml.Device) *simGPU { return n.node.targets[uint64(d)].gpu }
 
-// migDevice is nil for a GPU.
+// migDevice returns nil for a GPU.
 func (n driver) migDevice(d nvml.Device) *computeInstance { return n.node.targets[uint64(d)].compute }
 
 func (n driver) instance(gi nvml.GPUInstance) *gpuInstance {
@@ -225,7 +234,7 @@ type target struct {
 	gpu      *simGPU
 	instance *gpuInstance
 	compute  *computeInstance
-	// void says that the GPU was reset since: every call is GPU_IS_LOST.
+	// void is true if the GPU was reset since: every call returns GPU_IS_LOST.
 	void bool
 }
 
@@ -235,7 +244,7 @@ func (n *Node) handle(t target) uint64 {
 	return n.handlesMade
 }
 
-// renewHandles gives the GPU and its MIG devices new handles. The old ones are void.
+// renewHandles gives the GPU and its MIG devices new handles. The old ones become void.
 func (n *Node) renewHandles(g *simGPU) {
 	for handle, t := range n.targets {
 		t.void = t.void || t.gpu == g && t.instance == nil

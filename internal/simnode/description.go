@@ -13,19 +13,19 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// maxGPUs is how many GPUs a node can have, removed ones included.
+// maxGPUs is the largest number of GPUs of a node, removed ones included.
 const maxGPUs = 64
 
-// description says what a node consists of. It is made from a file or a name.
+// description lists what a node consists of. It comes from a file or from a name.
 type description struct {
-	// Name is the name that all UUIDs are derived from.
+	// Name is the name from which all UUIDs are derived.
 	Name string  `json:"name"`
 	GPUs []group `json:"boards"`
-	// World is for SetWorld.
+	// World is the argument of SetWorld.
 	World string `json:"world"`
 }
 
-// group is a number of equal GPUs.
+// group is a number of identical GPUs.
 type group struct {
 	// Model is a key of nodes.yaml.
 	Model string `json:"model"`
@@ -41,8 +41,7 @@ type group struct {
 
 func (g group) count() int { return *cmp.Or(g.Count, new(1)) }
 
-// validate returns the number of GPUs, and reports everything that is wrong with the
-// description.
+// validate returns the number of GPUs, and an error that lists all problems of the description.
 func (d description) validate() (total int, err error) {
 	var problems []error
 	wrong := func(format string, values ...any) { problems = append(problems, fmt.Errorf(format, values...)) }
@@ -97,7 +96,7 @@ func (d description) build() (*Node, error) {
 	return n, nil
 }
 
-// applyLayout makes the layout's partitions on a GPU that has none.
+// applyLayout creates the layout's partitions on a GPU that has none.
 func (n *Node) applyLayout(g *simGPU, name string) error {
 	layout, err := mig.NamedLayout(name, g.geometry)
 	if err != nil {
@@ -120,8 +119,8 @@ func (n *Node) applyLayout(g *simGPU, name string) error {
 	return nil
 }
 
-// Names are names for New, sorted: those of nodes.yaml, and the common ones of
-// the form MODELxN.
+// Names returns names for New, sorted: those of nodes.yaml, and the common ones of the form
+// MODELxN.
 func Names() []string {
 	names := []string{"a30x4", "h100x1", "l40sx8", "t4"}
 	for _, d := range known().Nodes {
@@ -131,24 +130,25 @@ func Names() []string {
 	return names
 }
 
-// New makes the node of that name:
+// New makes the node with that name:
 //
-//	dgx-a100, …      as Names lists them; dgx-* have 8 equal GPUs
+//	dgx-a100, …      as Names lists them; dgx-* have 8 identical GPUs
 //	MODEL, MODELxN   one GPU, or N, of a model, for example t4 or a30x4
 //	NAME+LAYOUT      with the mig.NamedLayout on every GPU that can have it,
 //	                 for example dgx-a100+all-1g.5gb
 //
-// "mixed" has different GPUs: two A100 without MIG, one with all-balanced, one
-// with all-1g.5gb, two T4. "empty" has none. It is an error if no GPU can have the
-// LAYOUT. The error for an unknown name lists the names.
+// "mixed" has different GPUs: two A100 without MIG, one with all-balanced, one with all-1g.5gb, two
+// T4. "empty" has none. It is an error if no GPU can have the LAYOUT. The error for an unknown name
+// lists the names.
 //
 // UUIDs are derived from NAME alone, so the GPUs are the same with each LAYOUT.
 func New(name string) (*Node, error) {
 	base, layout, hasLayout := strings.Cut(name, "+")
 	d, ok := describe(base)
 	if !ok {
-		return nil, fmt.Errorf("no simulated node %q: there are %s, MODEL and MODELxN with MODEL one of %s; each with +LAYOUT",
-			base, strings.Join(Names(), ", "), modelKeys())
+		return nil,
+			fmt.Errorf("no simulated node %q: there are %s, MODEL and MODELxN with MODEL one of %s; each with +LAYOUT",
+				base, strings.Join(Names(), ", "), modelKeys())
 	}
 	if hasLayout {
 		d.GPUs = slices.Clone(d.GPUs)
@@ -196,13 +196,12 @@ func (n *Node) applyLayoutToAll(layout string) error {
 	if slices.Contains(errs, nil) {
 		return nil
 	}
-	return errs[0] // Equal GPUs give equal errors.
+	return errs[0] // Identical GPUs give identical errors.
 }
 
-// Load makes a node from a YAML description; testdata/lab.yaml is an example that
-// explains each field. file is for messages, and its base name without extension
-// is the node's name where the document has none. Errors name the field; unknown
-// fields are errors.
+// Load makes a node from a YAML description; testdata/lab.yaml is an example that explains each
+// field. file is used in messages; its base name without extension is the node's name if the
+// document has none. Errors name the field. Unknown fields are errors.
 func Load(file string, data []byte) (*Node, error) {
 	var d description
 	if err := yaml.UnmarshalStrict(data, &d); err != nil {

@@ -6,17 +6,17 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// eventSet is an event set, with the events that nobody has waited for yet.
+// eventSet is an event set, with the events that no EventSetWait has returned yet.
 type eventSet struct {
-	// registered are the event types by device handle. A reset of the GPU makes
-	// the handle invalid, and the set hears nothing more of the GPU.
+	// registered are the event types by device handle. A reset of the GPU invalidates the handle,
+	// and the set gets no more events of the GPU.
 	registered map[nvml.Device]nvml.EventTypes
 	queue      []nvml.Event
-	// undefined says that registering a GPU was UNKNOWN: no event comes any more.
+	// undefined is true if registering a GPU returned UNKNOWN: no event comes any more.
 	undefined bool
 }
 
-// supportedEvents are those of every simulated GPU.
+// supportedEvents returns the event types of every simulated GPU.
 func (n *Node) supportedEvents() nvml.EventTypes {
 	events := nvml.EventSingleBitECC | nvml.EventDoubleBitECC | nvml.EventXIDCritical
 	if !n.is(oldDriver) {
@@ -31,13 +31,13 @@ func (n driver) EventSetCreate() (nvml.EventSet, error) {
 	return handle, nil
 }
 
-// DeviceGetSupportedEventTypes is the same for all GPUs; MIG devices have no
-// events of their own.
+// DeviceGetSupportedEventTypes returns the same for all GPUs; MIG devices have no events of their
+// own.
 func (n driver) DeviceGetSupportedEventTypes(nvml.Device) (nvml.EventTypes, error) {
 	return n.node.supportedEvents(), nil
 }
 
-// DeviceRegisterEvents is NOT_SUPPORTED for types that the GPU does not have.
+// DeviceRegisterEvents returns NOT_SUPPORTED for types that the GPU does not have.
 func (n driver) DeviceRegisterEvents(d nvml.Device, types nvml.EventTypes, handle nvml.EventSet) error {
 	set := n.node.sets[handle]
 	switch {
@@ -50,8 +50,8 @@ func (n driver) DeviceRegisterEvents(d nvml.Device, types nvml.EventTypes, handl
 	return nil
 }
 
-// EventSetWait returns the oldest event. While a GPU with a handle in the set
-// is lost, it returns GPU_IS_LOST at once, as nvml.h has it.
+// EventSetWait returns the oldest event. If a GPU with a handle in the set is lost, it returns
+// GPU_IS_LOST at once, as nvml.h documents.
 func (n driver) EventSetWait(handle nvml.EventSet, timeout time.Duration) (nvml.Event, error) {
 	for late := time.After(timeout); ; {
 		event, changed, err := n.node.poll(handle)
@@ -66,8 +66,8 @@ func (n driver) EventSetWait(handle nvml.EventSet, timeout time.Duration) (nvml.
 	}
 }
 
-// poll takes an event from the set. When there is none, changed is closed when it is
-// worth polling again.
+// poll takes an event from the set. If there is none, it returns a channel that is closed when it
+// is worth polling again.
 func (n *Node) poll(handle nvml.EventSet) (event nvml.Event, changed <-chan struct{}, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -97,8 +97,8 @@ func (n driver) EventSetFree(handle nvml.EventSet) error {
 	return nil
 }
 
-// emit puts the GPU's event into every set that has registered for it. Those of
-// partitions are withheld from the unprivileged.
+// emit puts the GPU's event into every set that is registered for it. An unprivileged process gets
+// no events of partitions.
 func (n *Node) emit(g *simGPU, event nvml.Event) {
 	event.Device = g.handle
 	if n.is("unprivileged") && event.GI != nvml.WholeGPU {
@@ -112,13 +112,13 @@ func (n *Node) emit(g *simGPU, event nvml.Event) {
 	n.wakeWaits()
 }
 
-// wakeWaits has every EventSetWait poll its set again.
+// wakeWaits makes every EventSetWait poll its set again.
 func (n *Node) wakeWaits() {
 	close(n.eventsChanged)
 	n.eventsChanged = make(chan struct{})
 }
 
-// breakSet puts the set into no defined state, as UNKNOWN does: no event comes any more.
+// breakSet makes the set undefined, as the return code UNKNOWN does: no event comes any more.
 func (n *Node) breakSet(handle nvml.EventSet) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -11,53 +11,52 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// normalTemperature is a GPU's temperature unless it was set, in degrees Celsius.
+// normalTemperature is a GPU's temperature unless another was set, in degrees Celsius.
 const normalTemperature = 34
 
-// normalPower is its power in milliwatts unless it was set, that of an idle A100.
+// normalPower is a GPU's power unless another was set, in milliwatts: the power of an idle A100.
 const normalPower = 55_000
 
 // simGPU is a simulated GPU. The Node's lock guards it.
 type simGPU struct {
 	model
-	// ordinal is the GPU's number in the order of creation. It is never used
-	// again, and the UUID and the PCI address follow from it.
+	// ordinal is the GPU's number in the order of creation. It is never reused; the UUID and the
+	// PCI address are derived from it.
 	ordinal int
 	uuid    string
-	// deviceMinor is the N of /dev/nvidiaN, which need not be the index.
+	// deviceMinor is the N of /dev/nvidiaN, which may differ from the index.
 	deviceMinor int
 	numaNode    int
 	// geometry has no profiles on a GPU without MIG.
 	geometry mig.Geometry
-	// handle is the valid one: a reset makes a new one.
+	// handle is the valid handle: a reset makes a new one.
 	handle nvml.Device
-	// opened says that somebody has looked the GPU up since the driver was opened.
+	// opened is true if a program has looked the GPU up since the driver was opened.
 	opened bool
-	// lost says that it fell off the bus. healed says that it is back there since, which shows in a new
-	// session only.
+	// lost is true if the GPU fell off the bus. healed is true if it has come back since, which
+	// shows in a new session only.
 	lost, healed bool
 	removed      bool
-	// persistence says that the GPU is in persistence mode, by which the driver keeps it open.
+	// persistence is true if the GPU is in persistence mode, in which the driver keeps it open.
 	persistence bool
 	temperature int
 	// rows (from Ampere on) or pagesPending (before) is the state of the GPU's
 	// memory repair.
 	rows         nvml.RemappedRows
 	pagesPending bool
-	// binding changes each time the kernel's driver is bound to the GPU. recovery is what the
-	// driver advises to do with the GPU.
+	// binding changes each time the kernel driver is bound to the GPU. recovery is the recovery
+	// action that the driver advises.
 	binding  uint64
 	recovery uint32
-	// fabric is its place in the fabric of NVLinks.
+	// fabric is the GPU's place in the fabric of NVLinks.
 	fabric nvml.FabricInfo
-	// mig is the mode now, migPending the one after the next reset.
+	// mig is the current mode, migPending the mode after the next reset.
 	mig, migPending bool
 	// computeMode and timeSlice are lost with a reset.
 	computeMode nvml.ComputeMode
 	timeSlice   sharing.TimeSlice
 	instances   []*gpuInstance
-	// migDevicesMade is the number of MIG devices ever made; their UUIDs follow
-	// from it.
+	// migDevicesMade is the number of MIG devices ever made; their UUIDs are derived from it.
 	migDevicesMade int
 	processes      []nvml.Process
 	utilization    utilization
@@ -67,15 +66,15 @@ type simGPU struct {
 	errors map[nvml.MemoryErrorCounter]uint64
 }
 
-// meter has the power of a GPU and what it has used since the driver was loaded.
+// meter has the power of a GPU and the energy that it has used since the driver was loaded.
 type meter struct {
 	milliwatts int
-	// millijoules are those until at, in microseconds.
+	// millijoules is the energy until the time at, which is in microseconds.
 	millijoules float64
 	at          uint64
 }
 
-// read is the energy until now, in millijoules.
+// read returns the energy used until now, in millijoules.
 func (m *meter) read() uint64 {
 	at := now()
 	m.millijoules += float64(m.milliwatts) * float64(at-m.at) / 1e6
@@ -83,7 +82,7 @@ func (m *meter) read() uint64 {
 	return uint64(m.millijoules)
 }
 
-// load is what loading the kernel's driver does to the counts of a GPU.
+// load resets a GPU's counts as loading the kernel driver does.
 func (g *simGPU) load() {
 	g.meter.millijoules, g.meter.at = 0, now()
 	maps.DeleteFunc(g.errors, func(c nvml.MemoryErrorCounter, _ uint64) bool { return !c.Aggregate })
@@ -95,7 +94,7 @@ type gpuInstance struct {
 	info      mig.ProfileInfo
 	placement mig.Placement
 	computes  []*computeInstance
-	// lingers says that its last compute instance has only just gone.
+	// lingers is true if its last compute instance was destroyed only just now.
 	lingers bool
 }
 
@@ -115,9 +114,16 @@ type computeInstance struct {
 
 func (n *Node) newGPU(m model, numaNode int) *simGPU {
 	g := &simGPU{
-		model: m, ordinal: n.gpusMade, deviceMinor: n.gpusMade ^ 1, numaNode: numaNode, geometry: m.geometry(),
-		uuid: "GPU-" + nameUUID(fmt.Sprintf("%s/gpu/%d", n.name, n.gpusMade)), temperature: normalTemperature,
-		persistence: n.is("persistence"), meter: meter{milliwatts: normalPower, at: now()}, errors: map[nvml.MemoryErrorCounter]uint64{},
+		model:       m,
+		ordinal:     n.gpusMade,
+		deviceMinor: n.gpusMade ^ 1,
+		numaNode:    numaNode,
+		geometry:    m.geometry(),
+		uuid:        "GPU-" + nameUUID(fmt.Sprintf("%s/gpu/%d", n.name, n.gpusMade)),
+		temperature: normalTemperature,
+		persistence: n.is("persistence"),
+		meter:       meter{milliwatts: normalPower, at: now()},
+		errors:      map[nvml.MemoryErrorCounter]uint64{},
 	}
 	n.gpusMade++
 	n.bind(g)
@@ -125,7 +131,7 @@ func (n *Node) newGPU(m model, numaNode int) *simGPU {
 	return g
 }
 
-// bind has the kernel's driver take the GPU.
+// bind binds the kernel driver to the GPU.
 func (n *Node) bind(g *simGPU) {
 	n.bindingsMade++
 	g.binding = n.bindingsMade
@@ -133,19 +139,19 @@ func (n *Node) bind(g *simGPU) {
 
 const gpusPerDomain = 15
 
-// busID is the PCI address. Addresses ascend with the ordinals, because the
-// driver enumerates GPUs by address.
+// busID returns the PCI address. Addresses ascend with the ordinals, because the driver enumerates
+// GPUs by address.
 func (g *simGPU) busID() string {
 	return fmt.Sprintf("%08X:%02X:00.0", g.ordinal/gpusPerDomain, 0x07+0x10*(g.ordinal%gpusPerDomain))
 }
 
-// memoryOf is the memory of so many memory slots, in bytes. (A real partition
-// has a little less, which the driver keeps for itself.)
+// memoryOf returns the memory of that many memory slots, in bytes. (A real partition has a little
+// less, because the driver keeps some for itself.)
 func (g *simGPU) memoryOf(slots int) uint64 {
 	return g.Mebibytes * uint64(slots) / uint64(g.geometry.Slots) << 20
 }
 
-// usedBy is the memory of the processes in bytes.
+// usedBy returns the memory of the processes in bytes.
 func usedBy(processes []nvml.Process) uint64 {
 	var used uint64
 	for _, p := range processes {
@@ -156,8 +162,8 @@ func usedBy(processes []nvml.Process) uint64 {
 	return used
 }
 
-// nameUUID is a UUID that follows from the name, like those of version 5 (RFC
-// 9562, section 5.5).
+// nameUUID returns a UUID that is derived from the name, similar to version 5 (RFC 9562, section
+// 5.5).
 func nameUUID(name string) string {
 	sum := sha1.Sum([]byte("virgate/simnode/" + name))
 	id := sum[:16]
@@ -166,12 +172,12 @@ func nameUUID(name string) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", id[0:4], id[4:6], id[6:8], id[8:10], id[10:16])
 }
 
-// profileInfo is about the GPU instance profile with that published ID.
+// profileInfo returns the GPU instance profile with that published ID.
 func (g *simGPU) profileInfo(profile int) (mig.ProfileInfo, bool) {
 	return first(g.geometry.Profiles, func(p mig.ProfileInfo) bool { return p.ID == profile })
 }
 
-// computes are the MIG devices, by GPU instance.
+// computes returns the MIG devices, by GPU instance.
 func (g *simGPU) computes() []*computeInstance {
 	var computes []*computeInstance
 	for _, i := range g.instances {
@@ -180,49 +186,62 @@ func (g *simGPU) computes() []*computeInstance {
 	return computes
 }
 
-// profile is the name of the MIG device.
+// profile returns the profile of the MIG device.
 func (c *computeInstance) profile() mig.Profile {
 	p := c.instance.info.Profile
 	p.Compute = c.slices
 	return p
 }
 
-// addInstance makes a GPU instance, which the caller knows to fit. Like the
-// driver it reuses IDs.
+// addInstance creates a GPU instance; the caller knows that it fits. Like the driver it reuses IDs.
 func (n *Node) addInstance(g *simGPU, info mig.ProfileInfo, at mig.Placement) *gpuInstance {
 	id := lowest(1, func(id int) bool { return g.instance(id) == nil })
-	i := &gpuInstance{id: id, info: info, placement: at}
+	i := &gpuInstance{
+		id:        id,
+		info:      info,
+		placement: at,
+	}
 	n.newInstanceHandles(g, i)
 	g.instances = append(g.instances, i)
 	return i
 }
 
-// newInstanceHandles gives the instance and its compute instances handles.
+// newInstanceHandles gives the instance and its compute instances new handles.
 func (n *Node) newInstanceHandles(g *simGPU, i *gpuInstance) {
 	i.handle = nvml.GPUInstance(n.handle(target{gpu: g, instance: i}))
 	for _, c := range i.computes {
-		c.instanceHandle = nvml.ComputeInstance(n.handle(target{gpu: g, instance: i, compute: c}))
+		c.instanceHandle = nvml.ComputeInstance(n.handle(target{
+			gpu:      g,
+			instance: i,
+			compute:  c,
+		}))
 	}
 }
 
-// addCompute makes a compute instance, which the caller knows to fit. Its UUID
-// has not been used before, and depends only on the history of the node.
+// addCompute creates a compute instance; the caller knows that it fits. Its UUID has not been used
+// before, and depends only on the history of the node.
 func (n *Node) addCompute(g *simGPU, i *gpuInstance, slices int) *computeInstance {
 	start, _ := i.findSlices(slices)
 	c := &computeInstance{
-		instance: i, start: start, slices: slices,
-		id:    lowest(0, func(id int) bool { return i.compute(id) == nil }),
-		index: lowest(0, func(index int) bool { return g.computeAt(index) == nil }),
-		uuid:  "MIG-" + nameUUID(fmt.Sprintf("%s/gpu/%d/mig/%d", n.name, g.ordinal, g.migDevicesMade)),
+		instance: i,
+		start:    start,
+		slices:   slices,
+		id:       lowest(0, func(id int) bool { return i.compute(id) == nil }),
+		index:    lowest(0, func(index int) bool { return g.computeAt(index) == nil }),
+		uuid:     "MIG-" + nameUUID(fmt.Sprintf("%s/gpu/%d/mig/%d", n.name, g.ordinal, g.migDevicesMade)),
 	}
 	c.handle = nvml.Device(n.handle(target{gpu: g, compute: c}))
-	c.instanceHandle = nvml.ComputeInstance(n.handle(target{gpu: g, instance: i, compute: c}))
+	c.instanceHandle = nvml.ComputeInstance(n.handle(target{
+		gpu:      g,
+		instance: i,
+		compute:  c,
+	}))
 	g.migDevicesMade++
 	i.computes = append(i.computes, c)
 	return c
 }
 
-// lowest is the lowest number from first on that is free.
+// lowest returns the lowest free number, starting at first.
 func lowest(first int, free func(int) bool) int {
 	for !free(first) {
 		first++
@@ -230,7 +249,7 @@ func lowest(first int, free func(int) bool) int {
 	return first
 }
 
-// first returns the first element that matches; false when none does.
+// first returns the first element that matches; ok is false if none does.
 func first[T any](list []T, matches func(T) bool) (found T, ok bool) {
 	if at := slices.IndexFunc(list, matches); at >= 0 {
 		return list[at], true
@@ -238,7 +257,7 @@ func first[T any](list []T, matches func(T) bool) (found T, ok bool) {
 	return found, false
 }
 
-// find is first for pointers, nil when none matches.
+// find is first for pointers. It returns nil if none matches.
 func find[T any](list []*T, matches func(*T) bool) *T {
 	found, _ := first(list, matches)
 	return found
@@ -256,11 +275,10 @@ func (i *gpuInstance) compute(id int) *computeInstance {
 	return find(i.computes, func(c *computeInstance) bool { return c.id == id })
 }
 
-// findSlices is where in the GPU instance a compute instance of so many slices
-// goes; false when there is no room. It is the last place, which leaves most
-// room for larger ones. A compute instance starts at a multiple of the next
-// power of two: drivers are stricter than a count of free slices, too, though
-// each has its own list of places (nvidia-smi mig -lcipp).
+// findSlices returns the place in the GPU instance for a compute instance of that many slices; ok
+// is false if there is no room. It picks the last place, which leaves most room for larger ones. A
+// compute instance starts at a multiple of the next power of two. Real drivers too are stricter
+// than a count of free slices, though each has its own list of places (nvidia-smi mig -lcipp).
 func (i *gpuInstance) findSlices(slices int) (start int, ok bool) {
 	align := 1
 	for align < slices {

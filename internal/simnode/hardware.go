@@ -10,20 +10,25 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// XID has the GPU report an XID error, as an event. Only 154 has another effect: from then on
-// the driver advises a reset, until the GPU is reset. gi and ci are the IDs of a GPU instance
-// and a compute instance, or nvml.WholeGPU.
+// XID makes the GPU report an XID error, as an event. Only XID 154 has another effect: from then on
+// the driver advises a reset, until the GPU is reset. gi and ci are the IDs of a GPU instance and a
+// compute instance, or nvml.WholeGPU.
 func (n *Node) XID(gpu int, code uint64, gi, ci uint32) error {
 	return n.change(gpu, func(g *simGPU) {
 		if code == sharing.RecoveryActionChanged {
 			n.advise(g, nvml.RecoverReset)
 		}
-		n.emit(g, nvml.Event{Type: nvml.EventXIDCritical, Data: code, GI: gi, CI: ci})
+		n.emit(g, nvml.Event{
+			Type: nvml.EventXIDCritical,
+			Data: code,
+			GI:   gi,
+			CI:   ci,
+		})
 	})
 }
 
-// Advise has the driver ask for a recovery action of the GPU (nvml.RecoverReset, …), and report
-// by an event that it does, without an XID.
+// Advise makes the driver advise a recovery action for the GPU (nvml.RecoverReset, …), and report
+// that by an event, without an XID.
 func (n *Node) Advise(gpu int, action uint32) error {
 	return n.change(gpu, func(g *simGPU) { n.advise(g, action) })
 }
@@ -31,7 +36,11 @@ func (n *Node) Advise(gpu int, action uint32) error {
 func (n *Node) advise(g *simGPU, action uint32) {
 	if g.recovery != action {
 		g.recovery = action
-		n.emit(g, nvml.Event{Type: nvml.EventRecoveryAction, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+		n.emit(g, nvml.Event{
+			Type: nvml.EventRecoveryAction,
+			GI:   nvml.WholeGPU,
+			CI:   nvml.WholeGPU,
+		})
 	}
 }
 
@@ -47,15 +56,19 @@ func (n *Node) SetReady(state uint32) {
 	n.ready = state
 }
 
-// Unavailable has the GPU report that it is unavailable, as an event.
+// Unavailable makes the GPU report that it is unavailable, as an event.
 func (n *Node) Unavailable(gpu int) error {
 	return n.change(gpu, func(g *simGPU) {
-		n.emit(g, nvml.Event{Type: nvml.EventGPUUnavailable, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+		n.emit(g, nvml.Event{
+			Type: nvml.EventGPUUnavailable,
+			GI:   nvml.WholeGPU,
+			CI:   nvml.WholeGPU,
+		})
 	})
 }
 
-// ECC has the GPU report an error of its DRAM, either a double-bit one or a corrected
-// single-bit one.
+// ECC makes the GPU report an error of its DRAM, either a double-bit error or a corrected
+// single-bit error.
 func (n *Node) ECC(gpu int, double bool) error {
 	kind := nvml.EventSingleBitECC
 	if double {
@@ -63,14 +76,22 @@ func (n *Node) ECC(gpu int, double bool) error {
 	}
 	return n.change(gpu, func(g *simGPU) {
 		for _, aggregate := range []bool{false, true} {
-			g.errors[nvml.MemoryErrorCounter{Uncorrected: double, Aggregate: aggregate, Location: nvml.DRAM}]++
+			g.errors[nvml.MemoryErrorCounter{
+				Uncorrected: double,
+				Aggregate:   aggregate,
+				Location:    nvml.DRAM,
+			}]++
 		}
-		n.emit(g, nvml.Event{Type: kind, GI: nvml.WholeGPU, CI: nvml.WholeGPU})
+		n.emit(g, nvml.Event{
+			Type: kind,
+			GI:   nvml.WholeGPU,
+			CI:   nvml.WholeGPU,
+		})
 	})
 }
 
-// Repair has the GPU report that a memory repair waits for a reset: row remapping
-// from Ampere on, page retirement before.
+// Repair makes the GPU report that a memory repair waits for a reset: row remapping from Ampere on,
+// page retirement before.
 func (n *Node) Repair(gpu int) error {
 	return n.change(gpu, func(g *simGPU) {
 		if g.Architecture >= nvml.Ampere {
@@ -81,8 +102,8 @@ func (n *Node) Repair(gpu int) error {
 	})
 }
 
-// Lose has the GPU fall off the bus: it still counts as a GPU of the node, and
-// every call for it or for its partitions is GPU_IS_LOST.
+// Lose makes the GPU fall off the bus. It still counts as a GPU of the node, but every call for it
+// or for its partitions returns GPU_IS_LOST.
 func (n *Node) Lose(gpu int) error {
 	return n.change(gpu, func(g *simGPU) {
 		g.lost, g.healed = true, false
@@ -90,19 +111,19 @@ func (n *Node) Lose(gpu int) error {
 	})
 }
 
-// Heal resets the GPU. It then answers again, but only with new handles, and if it was lost, only when
-// nobody has the driver open any more and it is opened again; its
-// temperature is normal, its memory is repaired, its processes are gone, a pending
-// MIG mode is in force unless that takes a Reboot, and the faults of InjectGPUFault
-// have ended. There is no event for a reset, as with real GPUs.
+// Heal resets the GPU. It then answers again, but only with new handles. If it was lost, it answers
+// only after all programs have closed the driver and it was opened again. Its temperature is
+// normal, its memory is repaired, its processes are gone, a pending MIG mode is in force unless
+// that requires a Reboot, and the faults of InjectGPUFault have ended. As with real GPUs, there is
+// no event for a reset.
 //
 // All instances are gone, and their handles are void.
 func (n *Node) Heal(gpu int) error { return n.change(gpu, n.reset) }
 
-// ResetGPU plays nvidia-smi --gpu-reset of the GPU with that PCI bus ID, and does what Heal
-// does. It is refused while anybody has the GPU open, such as a program that has looked it up
-// and not closed the driver since, or while it is in persistence mode; in a virtual machine that cannot reset it; and for a lost
-// GPU, which takes a Reboot.
+// ResetGPU acts like nvidia-smi --gpu-reset on the GPU with that PCI bus ID, and does what Heal
+// does. It is refused while a program has the GPU open, for example one that has looked it up and
+// not closed the driver since; while the GPU is in persistence mode; in a virtual machine that
+// cannot reset it; and for a lost GPU, which requires a Reboot.
 func (n *Node) ResetGPU(busID string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -116,11 +137,14 @@ func (n *Node) ResetGPU(busID string) error {
 func (n *Node) resetUnused(g *simGPU) error {
 	switch {
 	case g.lost:
-		return fmt.Errorf("unable to determine the device handle for GPU %s: GPU is lost. Reboot the system to recover this GPU", g.busID())
+		return fmt.Errorf(
+			"unable to determine the device handle for GPU %s: GPU is lost. Reboot the system to recover this GPU",
+			g.busID())
 	case n.is("passthrough"):
 		return fmt.Errorf("resetting GPU %s is not supported", g.busID())
 	case g.opened || g.persistence || len(g.allProcesses()) > 0 || n.hasClient():
-		return fmt.Errorf("%w: the following GPUs could not be reset: GPU %s: In use by another client", mig.ErrInUse, g.busID())
+		return fmt.Errorf("%w: the following GPUs could not be reset: GPU %s: In use by another client", mig.ErrInUse,
+			g.busID())
 	}
 	n.reset(g)
 	return nil
@@ -143,7 +167,9 @@ func (n *Node) reset(g *simGPU) {
 	if !n.is("passthrough") {
 		g.mig = g.migPending
 	}
-	g.processes, g.utilization, g.clockReasons = nil, utilization{}, 0
+	g.processes = nil
+	g.utilization = utilization{}
+	g.clockReasons = 0
 	g.computeMode, g.timeSlice = nvml.ComputeDefault, ""
 	maps.DeleteFunc(n.targets, func(_ uint64, t target) bool { return t.gpu == g && t.instance != nil })
 	g.instances = nil
@@ -151,13 +177,13 @@ func (n *Node) reset(g *simGPU) {
 	n.renewHandles(g)
 }
 
-// Persistence plays nvidia-smi --query-gpu=persistence_mode for the GPU with that PCI bus ID.
+// Persistence acts like nvidia-smi --query-gpu=persistence_mode on the GPU with that PCI bus ID.
 func (n *Node) Persistence(busID string) (on bool, err error) {
 	err = n.changeMode(busID, func(g *simGPU) { on = g.persistence })
 	return on, err
 }
 
-// SetPersistence plays nvidia-smi -pm for the GPU with that PCI bus ID.
+// SetPersistence acts like nvidia-smi -pm on the GPU with that PCI bus ID.
 func (n *Node) SetPersistence(busID string, on bool) error {
 	if !n.MayChangeMIG() {
 		return fmt.Errorf("unable to set persistence mode for GPU %s: Insufficient Permissions", busID)
@@ -176,8 +202,8 @@ func (n *Node) changeMode(busID string, change func(*simGPU)) error {
 	return nil
 }
 
-// SetTimeSlice plays nvidia-smi compute-policy --set-timeslice for the GPU of that UUID. What
-// nvidia-smi says is made up; that it refuses is not.
+// SetTimeSlice acts like nvidia-smi compute-policy --set-timeslice on the GPU with that UUID. The
+// texts of nvidia-smi's refusals are invented; the refusals are not.
 func (n *Node) SetTimeSlice(gpu string, slice sharing.TimeSlice) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -194,8 +220,8 @@ func (n *Node) SetTimeSlice(gpu string, slice sharing.TimeSlice) error {
 	return nil
 }
 
-// Reload unloads the driver and loads it again, which resets all GPUs. It fails while
-// somebody has the driver open.
+// Reload unloads the driver and loads it again, which resets all GPUs. It fails while a program has
+// the driver open.
 func (n *Node) Reload() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -228,15 +254,14 @@ func (n *Node) Throttle(gpu int, reasons nvml.ClockReasons) error {
 	return n.change(gpu, func(g *simGPU) { g.clockReasons = reasons })
 }
 
-// Remove takes the GPU out of the node: the indexes of the GPUs after it go down
-// by one, and its handles are GPU_IS_LOST.
+// Remove takes the GPU out of the node. The indexes of the GPUs after it go down by one, and calls
+// with its handles return GPU_IS_LOST.
 func (n *Node) Remove(gpu int) error {
 	return n.Change(func(now Change) error { return now.Remove(gpu) })
 }
 
-// Add puts a GPU into the node and returns its index: a new one of the model, or,
-// when model is empty, the GPU that was removed last, at its old PCI address and
-// reset.
+// Add puts a GPU into the node and returns its index. It is a new one of the model. If model is
+// empty, it is the GPU that was removed last, reset and at its old PCI address.
 func (n *Node) Add(model string) (gpu int, err error) {
 	err = n.Change(func(now Change) error {
 		gpu, err = now.Add(model)
@@ -245,10 +270,11 @@ func (n *Node) Add(model string) (gpu int, err error) {
 	return gpu, err
 }
 
-// Change is the node while its GPUs change. Only the function that Node.Change calls may use it.
+// Change gives access to the node while its GPUs change. Only the function passed to Node.Change
+// may use it.
 type Change struct{ node *Node }
 
-// Change changes the GPUs in one moment: no call of the driver sees some of the changes only.
+// Change applies several changes at once: no call of the driver sees only some of them.
 func (n *Node) Change(change func(Change) error) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -283,7 +309,8 @@ func (n *Node) gpuToAdd(key string) (*simGPU, error) {
 	if key == "" {
 		last := len(n.removed) - 1
 		if last < 0 {
-			return nil, fmt.Errorf("no GPU was removed that could be added again; to add a new one, name a model: %s", modelKeys())
+			return nil, fmt.Errorf("no GPU was removed that could be added again; to add a new one, name a model: %s",
+				modelKeys())
 		}
 		g := n.removed[last]
 		n.removed = n.removed[:last]

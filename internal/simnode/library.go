@@ -20,8 +20,8 @@ func (n driver) Init() error {
 	return nil
 }
 
-// Shutdown takes back one Init. The last one frees the event sets, closes the GPUs, finds those again
-// that were lost and are healed, and takes their handles back.
+// Shutdown undoes one Init. The last one frees the event sets, closes the GPUs, brings lost GPUs
+// back that are healed, and invalidates all handles.
 func (n driver) Shutdown() error {
 	n.node.opened--
 	if n.node.opened == 0 {
@@ -30,7 +30,7 @@ func (n driver) Shutdown() error {
 		for _, g := range slices.Concat(n.node.gpus, n.node.removed) {
 			g.opened = false
 			g.lost, g.healed = g.lost && !g.healed, false
-			if !g.persistence { // Nothing keeps the GPU as it is.
+			if !g.persistence { // Nothing keeps the GPU's state.
 				g.computeMode, g.timeSlice = nvml.ComputeDefault, ""
 			}
 			n.node.renewHandles(g)
@@ -43,12 +43,12 @@ func (n driver) Shutdown() error {
 	return nil
 }
 
-// driverVersion is that of a driver that supports every model here.
+// driverVersion is the version of a driver that supports every model here.
 const driverVersion = "580.65.06"
 
 func (n driver) SystemGetDriverVersion() (string, error) { return driverVersion, nil }
 
-// SystemGetCudaDriverVersion is that of the same driver.
+// SystemGetCudaDriverVersion returns the CUDA version of the same driver.
 func (n driver) SystemGetCudaDriverVersion() (int, error) { return 13000, nil }
 
 // DeviceGetCount counts lost GPUs too.
@@ -78,13 +78,19 @@ func (n driver) DeviceGetUUID(d nvml.Device) (string, error) {
 func (n driver) DeviceGetMinorNumber(d nvml.Device) (int, error) { return n.gpu(d).deviceMinor, nil }
 
 func (n driver) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
-	return nvml.PCIInfo{BusID: n.gpu(d).busID(), DeviceID: uint32(n.gpu(d).PCI)<<16 | nvidia, Class: display3D, Binding: n.gpu(d).binding}, nil
+	return nvml.PCIInfo{
+		BusID:    n.gpu(d).busID(),
+		DeviceID: uint32(n.gpu(d).PCI)<<16 | nvidia,
+		Class:    display3D,
+		Binding:  n.gpu(d).binding,
+	}, nil
 }
 
-// display3D is the PCI class of a GPU without a display, as all models here are.
+// display3D is the PCI class of a GPU without a display, like all models here.
 const display3D = 0x030200
 
-// DeviceGetGpuFabricInfo tells what SetFabric has set. A GPU with a fabric joins it anew after a reset.
+// DeviceGetGpuFabricInfo returns what SetFabric has set. After a reset a GPU with a fabric has to
+// join it again.
 func (n driver) DeviceGetGpuFabricInfo(d nvml.Device) (nvml.FabricInfo, error) {
 	if n.gpu(d).Architecture < nvml.Hopper || n.node.is(oldDriver) {
 		return nvml.FabricInfo{}, nvml.NotSupported
@@ -94,10 +100,10 @@ func (n driver) DeviceGetGpuFabricInfo(d nvml.Device) (nvml.FabricInfo, error) {
 	return info, nil
 }
 
-// SystemGetConfComputeState is on in the world confidential.
+// SystemGetConfComputeState returns true in the world confidential.
 func (n driver) SystemGetConfComputeState() (bool, error) { return n.node.is("confidential"), nil }
 
-// SystemGetConfComputeGpusReadyState is what SetReady has set.
+// SystemGetConfComputeGpusReadyState returns what SetReady has set.
 func (n driver) SystemGetConfComputeGpusReadyState() (uint32, error) {
 	if !n.node.is("confidential") {
 		return 0, nvml.NotSupported
@@ -119,7 +125,11 @@ func (n driver) DeviceGetMemoryInfo(d nvml.Device) (nvml.MemoryInfo, error) {
 		total, used = g.memoryOf(c.instance.placement.Size), usedBy(c.processes)
 	}
 	used = min(used, total)
-	return nvml.MemoryInfo{Total: total, Free: total - used, Used: used}, nil
+	return nvml.MemoryInfo{
+		Total: total,
+		Free:  total - used,
+		Used:  used,
+	}, nil
 }
 
 func (n driver) DeviceGetArchitecture(d nvml.Device) (nvml.Architecture, error) {
@@ -141,14 +151,23 @@ func (n driver) DeviceGetNumaNodeId(d nvml.Device) (int, error) { return n.gpu(d
 
 func (n driver) DeviceGetTemperature(d nvml.Device) (int, error) { return n.gpu(d).temperature, nil }
 
-// slowdowns are the temperatures at which boards of an architecture slow down. Those from Ada on are
-// the mock's of NVIDIA's k8s-test-infra for L40S, H100 and B200; of the others no table is public.
-var slowdowns = map[nvml.Architecture]int{nvml.Volta: 87, nvml.Turing: 93, nvml.Ampere: 89, nvml.Ada: 93, nvml.Hopper: 87, nvml.Blackwell: 90}
+// slowdowns are the temperatures at which GPUs of an architecture slow down. The values from Ada on
+// are those of the mock in NVIDIA's k8s-test-infra for L40S, H100 and B200; for the others no table
+// is public.
+var slowdowns = map[nvml.Architecture]int{
+	nvml.Volta:     87,
+	nvml.Turing:    93,
+	nvml.Ampere:    89,
+	nvml.Ada:       93,
+	nvml.Hopper:    87,
+	nvml.Blackwell: 90,
+}
 
 // slowdownMargin is the margin at which an H100 slows down (NVSentinel#1371).
 const slowdownMargin = -2
 
-// tellsMargin says that the GPU's limits are told as margins, and no longer as thresholds.
+// tellsMargin reports whether the GPU's temperature limits are given as margins, and no longer as
+// thresholds.
 func (n driver) tellsMargin(g *simGPU) bool {
 	return g.Architecture >= nvml.Ada && !n.node.is(oldDriver)
 }
@@ -193,14 +212,15 @@ func (n driver) DeviceGetPowerUsage(d nvml.Device) (int, error) {
 	return n.gpu(d).meter.milliwatts, nil
 }
 
-// DeviceGetTotalEnergyConsumption is NOT_SUPPORTED before Volta, of which there is no model.
+// DeviceGetTotalEnergyConsumption would return NOT_SUPPORTED before Volta, but there is no such
+// model.
 func (n driver) DeviceGetTotalEnergyConsumption(d nvml.Device) (uint64, error) {
 	return n.gpu(d).meter.read(), nil
 }
 
-// DeviceGetMemoryErrorCounter knows what GPUs count from Turing on. With MIG enabled, only
-// MIG devices tell what happened since the driver was loaded, and only of uncorrected errors
-// outside of the DRAM (nvml.h).
+// DeviceGetMemoryErrorCounter returns what GPUs count from Turing on. With MIG enabled, only MIG
+// devices have counts since the driver was loaded, and only of uncorrected errors outside of the
+// DRAM (nvml.h).
 func (n driver) DeviceGetMemoryErrorCounter(d nvml.Device, counter nvml.MemoryErrorCounter) (uint64, error) {
 	g := n.gpu(d)
 	counted := counter.Location == nvml.DRAM || counter.Location == nvml.SRAM
@@ -219,13 +239,13 @@ func (n driver) DeviceGetMemoryErrorCounter(d nvml.Device, counter nvml.MemoryEr
 	return g.errors[counter], nil
 }
 
-// DeviceGetComputeRunningProcesses is, for a GPU with MIG enabled, the
-// processes of all its MIG devices. All processes are of other PID namespaces.
+// DeviceGetComputeRunningProcesses returns, for a GPU with MIG enabled, the processes of all its
+// MIG devices. All processes belong to other PID namespaces.
 func (n driver) DeviceGetComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
 	return n.listed(n.processes(d), false), nil
 }
 
-// listed are those processes that are clients of an MPS server, or those that are not.
+// listed returns either the processes that are clients of an MPS server, or the others.
 func (n driver) listed(processes []nvml.Process, clients bool) (list []nvml.Process) {
 	for _, p := range processes {
 		if !n.node.is("own-pids") && clients == (n.node.mps[p.PID] == mpsClient) {
@@ -236,7 +256,7 @@ func (n driver) listed(processes []nvml.Process, clients bool) (list []nvml.Proc
 	return list
 }
 
-// processes are those of the GPU with those of its MIG devices, or of the MIG device.
+// processes returns the processes of the MIG device, or those of the GPU and all its MIG devices.
 func (n driver) processes(d nvml.Device) []nvml.Process {
 	if c := n.migDevice(d); c != nil {
 		return c.processes
@@ -244,17 +264,17 @@ func (n driver) processes(d nvml.Device) []nvml.Process {
 	return n.gpu(d).allProcesses()
 }
 
-// DeviceGetGraphicsRunningProcesses is empty: no simulated process draws.
+// DeviceGetGraphicsRunningProcesses returns none: no simulated process draws.
 func (n driver) DeviceGetGraphicsRunningProcesses(nvml.Device) ([]nvml.Process, error) {
 	return nil, nil
 }
 
-// DeviceGetMPSComputeRunningProcesses are clients; their server is a compute process.
+// DeviceGetMPSComputeRunningProcesses returns clients; their server is a compute process.
 func (n driver) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
 	return n.listed(n.processes(d), true), nil
 }
 
-// DeviceGetFieldValues knows the advice of XID 154 and of Advise, and the margin of the slowdown.
+// DeviceGetFieldValues supports the advice of XID 154 and of Advise, and the slowdown margin.
 func (n driver) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error) {
 	if margin := int32(slowdownMargin); field == nvml.SlowdownMargin && n.tellsMargin(n.gpu(d)) {
 		return uint32(margin), nil
@@ -265,7 +285,7 @@ func (n driver) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error) {
 	return n.gpu(d).recovery, nil
 }
 
-// DeviceGetRemappedRows is NOT_SUPPORTED before Ampere, and while there are instances.
+// DeviceGetRemappedRows returns NOT_SUPPORTED before Ampere, and while there are instances.
 func (n driver) DeviceGetRemappedRows(d nvml.Device) (nvml.RemappedRows, error) {
 	g := n.gpu(d)
 	if g.Architecture < nvml.Ampere || len(g.instances) > 0 {
@@ -274,7 +294,7 @@ func (n driver) DeviceGetRemappedRows(d nvml.Device) (nvml.RemappedRows, error) 
 	return g.rows, nil
 }
 
-// DeviceGetRetiredPagesPendingStatus is NOT_SUPPORTED from Ampere on.
+// DeviceGetRetiredPagesPendingStatus returns NOT_SUPPORTED from Ampere on.
 func (n driver) DeviceGetRetiredPagesPendingStatus(d nvml.Device) (bool, error) {
 	if n.gpu(d).Architecture >= nvml.Ampere {
 		return false, nvml.NotSupported
@@ -282,8 +302,8 @@ func (n driver) DeviceGetRetiredPagesPendingStatus(d nvml.Device) (bool, error) 
 	return n.gpu(d).pagesPending, nil
 }
 
-// DeviceGetComputeMode and DeviceSetComputeMode are NOT_SUPPORTED for a GPU with MIG, and for
-// its MIG devices, which a driver has them for.
+// DeviceGetComputeMode and DeviceSetComputeMode return NOT_SUPPORTED for a GPU with MIG, and for
+// its MIG devices. A real driver supports them for MIG devices.
 func (n driver) DeviceGetComputeMode(d nvml.Device) (nvml.ComputeMode, error) {
 	if n.gpu(d).mig {
 		return 0, nvml.NotSupported
@@ -302,7 +322,7 @@ func (n driver) DeviceSetComputeMode(d nvml.Device, mode nvml.ComputeMode) error
 	return nil
 }
 
-// DeviceGetTopologyCommonAncestor looks at NUMA nodes only.
+// DeviceGetTopologyCommonAncestor considers NUMA nodes only.
 func (n driver) DeviceGetTopologyCommonAncestor(a, b nvml.Device) (nvml.TopologyLevel, error) {
 	g, other := n.gpu(a), n.gpu(b)
 	switch {
@@ -315,15 +335,15 @@ func (n driver) DeviceGetTopologyCommonAncestor(a, b nvml.Device) (nvml.Topology
 }
 
 const (
-	// nvSwitches is the number of NVSwitches on a simulated fabric; a GPU's links
-	// are spread over all of them. (A DGX A100 has six, later ones fewer.)
+	// nvSwitches is the number of NVSwitches on a simulated fabric; a GPU's links are spread over
+	// all of them. (A DGX A100 has six, later ones have fewer.)
 	nvSwitches = 6
-	// switchDomain is the PCI domain of the switches, where no GPU ever is.
+	// switchDomain is the PCI domain of the switches. No GPU is ever in it.
 	switchDomain = 0x100
 )
 
-// DeviceGetNvLinkState is NOT_SUPPORTED on a model without NVLink. The links are
-// inactive when no other GPU of the node has any.
+// DeviceGetNvLinkState returns NOT_SUPPORTED on a model without NVLink. The links are inactive if
+// no other GPU of the node has any.
 func (n driver) DeviceGetNvLinkState(d nvml.Device, link int) (bool, error) {
 	g := n.gpu(d)
 	switch {
@@ -335,8 +355,8 @@ func (n driver) DeviceGetNvLinkState(d nvml.Device, link int) (bool, error) {
 	return slices.ContainsFunc(n.node.gpus, func(other *simGPU) bool { return other != g && other.Links > 0 }), nil
 }
 
-// DeviceGetNvLinkRemotePciInfo is the switch at the other end of the link,
-// NOT_FOUND for an inactive link.
+// DeviceGetNvLinkRemotePciInfo returns the switch at the other end of the link, or NOT_FOUND for an
+// inactive link.
 func (n driver) DeviceGetNvLinkRemotePciInfo(d nvml.Device, link int) (nvml.PCIInfo, error) {
 	active, err := n.DeviceGetNvLinkState(d, link)
 	switch {

@@ -7,7 +7,7 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// DeviceGetMigMode is NOT_SUPPORTED on a GPU without MIG.
+// DeviceGetMigMode returns NOT_SUPPORTED on a GPU without MIG.
 func (n driver) DeviceGetMigMode(d nvml.Device) (nvml.MIGMode, error) {
 	g := n.gpu(d)
 	if g.geometry.Profiles == nil {
@@ -16,7 +16,7 @@ func (n driver) DeviceGetMigMode(d nvml.Device) (nvml.MIGMode, error) {
 	return nvml.MIGMode{Current: g.mig, Pending: g.migPending}, nil
 }
 
-// DeviceGetVirtualizationMode is that of the node's world.
+// DeviceGetVirtualizationMode returns the mode of the node's world.
 func (n driver) DeviceGetVirtualizationMode(nvml.Device) (nvml.VirtualizationMode, error) {
 	if n.node.is("passthrough") {
 		return nvml.Passthrough, nil
@@ -24,10 +24,9 @@ func (n driver) DeviceGetVirtualizationMode(nvml.Device) (nvml.VirtualizationMod
 	return 0, nil
 }
 
-// DeviceSetMigMode turns MIG mode on or off. The mode is the pending one in any case;
-// NVML keeps apart what happened to the call and why the mode is not active yet:
-// RESET_REQUIRED before Hopper where the reset is not to be had, and IN_USE while there
-// are GPU instances or processes.
+// DeviceSetMigMode turns MIG mode on or off. In any case the mode becomes the pending one. NVML
+// returns separately whether the call failed and why the mode is not active yet: RESET_REQUIRED
+// before Hopper if the GPU cannot be reset, and IN_USE while there are GPU instances or processes.
 func (n driver) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
 	g := n.gpu(d)
 	if g.geometry.Profiles == nil {
@@ -42,7 +41,9 @@ func (n driver) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
 	case len(g.instances) > 0 || len(g.processes) > 0 || n.node.hasClient():
 		return nvml.InUse, nil
 	}
-	g.mig, g.computeMode, g.timeSlice = on, nvml.ComputeDefault, ""
+	g.mig = on
+	g.computeMode = nvml.ComputeDefault
+	g.timeSlice = ""
 	if n.node.is("moving-minors") {
 		free := func(minor int) bool {
 			return find(n.node.gpus, func(g *simGPU) bool { return g.deviceMinor == minor }) == nil
@@ -52,7 +53,7 @@ func (n driver) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
 	return nvml.Success, nil
 }
 
-// DeviceGetMaxMigDeviceCount is 0 with MIG off.
+// DeviceGetMaxMigDeviceCount returns 0 with MIG off.
 func (n driver) DeviceGetMaxMigDeviceCount(d nvml.Device) (int, error) {
 	if !n.gpu(d).mig {
 		return 0, nil
@@ -80,8 +81,8 @@ func (n driver) DeviceGetGpuInstanceId(d nvml.Device) (int, error) {
 
 func (n driver) DeviceGetComputeInstanceId(d nvml.Device) (int, error) { return n.migDevice(d).id, nil }
 
-// DeviceGetAttributes are those of the GPU instance, which its compute instances share, but for
-// the multiprocessors.
+// DeviceGetAttributes returns the attributes of the GPU instance, which its compute instances
+// share, except for the multiprocessors.
 func (n driver) DeviceGetAttributes(d nvml.Device) (nvml.Attributes, error) {
 	c, g := n.migDevice(d), n.gpu(d)
 	gi := c.instance.info.Profile.Slices
@@ -113,12 +114,16 @@ func (n driver) DeviceGetGpuInstanceProfileInfo(d nvml.Device, enum int) (nvml.G
 		return nvml.GPUInstanceProfile{}, nvml.NotSupported
 	}
 	return nvml.GPUInstanceProfile{
-		ID: info.ID, Slices: info.Profile.Slices, Instances: info.Max,
-		MemoryMB: g.memoryOf(info.Size) >> 20, Engines: g.figures(info), Name: info.Profile.String(),
+		ID:        info.ID,
+		Slices:    info.Profile.Slices,
+		Instances: info.Max,
+		MemoryMB:  g.memoryOf(info.Size) >> 20,
+		Engines:   g.figures(info),
+		Name:      info.Profile.String(),
 	}, nil
 }
 
-// DeviceGetGpuInstancePossiblePlacements are those of an empty GPU.
+// DeviceGetGpuInstancePossiblePlacements returns the placements of an empty GPU.
 func (n driver) DeviceGetGpuInstancePossiblePlacements(d nvml.Device, profile int) ([]mig.Placement, error) {
 	g := n.gpu(d)
 	info, known := g.profileInfo(profile)
@@ -135,7 +140,7 @@ func (n driver) DeviceGetGpuInstancePossiblePlacements(d nvml.Device, profile in
 	return placements, nil
 }
 
-// DeviceGetGpuInstances are in the order of their creation.
+// DeviceGetGpuInstances returns the instances in the order of their creation.
 func (n driver) DeviceGetGpuInstances(d nvml.Device, profile int) ([]nvml.GPUInstance, error) {
 	g := n.gpu(d)
 	if !g.mig {
@@ -165,9 +170,13 @@ func (n driver) DeviceGetGpuInstanceById(parent nvml.Device, id int) (nvml.GPUIn
 	return i.handle, nil
 }
 
-// DeviceCreateGpuInstanceWithPlacement is INSUFFICIENT_RESOURCES where there is no room
-// or the slot is taken, and NOT_SUPPORTED with MIG off.
-func (n driver) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int, at mig.Placement) (nvml.GPUInstance, error) {
+// DeviceCreateGpuInstanceWithPlacement returns INSUFFICIENT_RESOURCES if there is no room or the
+// slot is taken, and NOT_SUPPORTED with MIG off.
+func (n driver) DeviceCreateGpuInstanceWithPlacement(
+	d nvml.Device,
+	profile int,
+	at mig.Placement,
+) (nvml.GPUInstance, error) {
 	g := n.gpu(d)
 	info, known := g.profileInfo(profile)
 	switch {
@@ -183,11 +192,16 @@ func (n driver) DeviceCreateGpuInstanceWithPlacement(d nvml.Device, profile int,
 
 func (n driver) GpuInstanceGetInfo(handle nvml.GPUInstance) (nvml.GPUInstanceInfo, error) {
 	i := n.instance(handle)
-	return nvml.GPUInstanceInfo{ID: i.id, ProfileID: i.info.ID, Start: i.placement.Start, Size: i.placement.Size}, nil
+	return nvml.GPUInstanceInfo{
+		ID:        i.id,
+		ProfileID: i.info.ID,
+		Start:     i.placement.Start,
+		Size:      i.placement.Size,
+	}, nil
 }
 
-// GpuInstanceDestroy is IN_USE while there are compute instances, at the first call after
-// the last of them went, and while another program has the GPU open.
+// GpuInstanceDestroy returns IN_USE while there are compute instances, at the first call after the
+// last of them was destroyed, and while another program has the GPU open.
 func (n driver) GpuInstanceDestroy(handle nvml.GPUInstance) error {
 	t := n.node.targets[uint64(handle)]
 	if len(t.instance.computes) > 0 || t.instance.lingers || n.node.hasClient() {
@@ -199,7 +213,7 @@ func (n driver) GpuInstanceDestroy(handle nvml.GPUInstance) error {
 	return nil
 }
 
-// computeSlices are the compute slices by NVML's enumeration, which is also the
+// computeSlices are the numbers of compute slices by NVML's enumeration, which is also the
 // published ID here (nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_*).
 var computeSlices = [...]int{1, 2, 3, 4, 7}
 
@@ -207,8 +221,8 @@ var computeSlices = [...]int{1, 2, 3, 4, 7}
 // enumerates (nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_COUNT).
 const computeProfileCount = 9
 
-// computeSlices are the slices of a compute instance of the profile; NOT_SUPPORTED for one
-// that the GPU instance cannot have.
+// computeSlices returns the slices of a compute instance with the profile, or NOT_SUPPORTED if the
+// GPU instance cannot have it.
 func (i *gpuInstance) computeSlices(profile int) (int, error) {
 	switch {
 	case profile < 0 || profile >= computeProfileCount:
@@ -219,17 +233,27 @@ func (i *gpuInstance) computeSlices(profile int) (int, error) {
 	return computeSlices[profile], nil
 }
 
-func (n driver) GpuInstanceGetComputeInstanceProfileInfo(handle nvml.GPUInstance, enum int) (nvml.ComputeInstanceProfile, error) {
+func (n driver) GpuInstanceGetComputeInstanceProfileInfo(
+	handle nvml.GPUInstance,
+	enum int,
+) (nvml.ComputeInstanceProfile, error) {
 	i := n.instance(handle)
 	count, err := i.computeSlices(enum)
 	if err != nil {
 		return nvml.ComputeInstanceProfile{}, err
 	}
-	return nvml.ComputeInstanceProfile{ID: enum, Slices: count, Instances: i.info.Profile.Slices / count}, nil
+	return nvml.ComputeInstanceProfile{
+		ID:        enum,
+		Slices:    count,
+		Instances: i.info.Profile.Slices / count,
+	}, nil
 }
 
-// GpuInstanceGetComputeInstances are in the order of their creation.
-func (n driver) GpuInstanceGetComputeInstances(handle nvml.GPUInstance, profile int) (handles []nvml.ComputeInstance, err error) {
+// GpuInstanceGetComputeInstances returns the instances in the order of their creation.
+func (n driver) GpuInstanceGetComputeInstances(
+	handle nvml.GPUInstance,
+	profile int,
+) (handles []nvml.ComputeInstance, err error) {
 	i := n.instance(handle)
 	count, err := i.computeSlices(profile)
 	for _, c := range i.computes {
@@ -265,21 +289,22 @@ func (n driver) ComputeInstanceGetInfo(handle nvml.ComputeInstance) (nvml.Comput
 	return nvml.ComputeInstanceInfo{ID: c.id, Slices: c.slices}, nil
 }
 
-// ComputeInstanceDestroy is IN_USE while a process runs on it, or another program has the
-// GPU open.
+// ComputeInstanceDestroy returns IN_USE while a process runs on it, or another program has the GPU
+// open.
 func (n driver) ComputeInstanceDestroy(handle nvml.ComputeInstance) error {
 	t := n.node.targets[uint64(handle)]
 	if len(t.compute.processes) > 0 || n.node.hasClient() {
 		return nvml.InUse
 	}
-	t.instance.computes = slices.DeleteFunc(t.instance.computes, func(other *computeInstance) bool { return other == t.compute })
+	t.instance.computes = slices.DeleteFunc(t.instance.computes,
+		func(other *computeInstance) bool { return other == t.compute })
 	t.instance.lingers = len(t.instance.computes) == 0
 	delete(n.node.targets, uint64(handle))
 	delete(n.node.targets, uint64(t.compute.handle))
 	return nil
 }
 
-// fits says whether the GPU has room for another GPU instance at the place.
+// fits reports whether the GPU has room for another GPU instance at the place.
 func (g *simGPU) fits(info mig.ProfileInfo, at mig.Placement) bool {
 	var kept []mig.Partition
 	for _, i := range g.instances {
@@ -288,8 +313,8 @@ func (g *simGPU) fits(info mig.ProfileInfo, at mig.Placement) bool {
 		}
 		kept = append(kept, mig.Partition{Profile: i.info.Profile, Placement: i.placement})
 	}
-	// Whether the GPU can have one more of the profile at all, by count, slices
-	// and media engines, does not depend on where it goes.
+	// Whether the GPU can have one more instance of the profile at all, by count, slices and media
+	// engines, does not depend on the place.
 	one := mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: info.Profile, Count: 1}}}
 	_, err := g.geometry.Place(one, kept)
 	return err == nil

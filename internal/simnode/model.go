@@ -11,22 +11,23 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// model is a kind of GPU.
+// model is a model of GPU.
 type model struct {
-	// Key is what node names and files call it, Name NVML's product name.
+	// Key is the model's name in node names and files, Name NVML's product name.
 	Key, Name string
 	// Mebibytes is the total memory that NVML reports, PCI the PCI device ID.
 	Mebibytes    uint64
 	PCI          uint16
 	Architecture nvml.Architecture
 	Compute      nvml.ComputeCapability
-	// Links is the number of NVLinks from each GPU to the NVSwitches; 0 without.
+	// Links is the number of NVLinks from each GPU to the NVSwitches; 0 for none.
 	Links int
-	// Whole is the profile of the whole GPU, where a PCI device ID stands for several geometries.
+	// Whole is the profile of the whole GPU. It is set if GPUs with different geometries have the
+	// same PCI device ID.
 	Whole string
 }
 
-// geometry is how a GPU of the model can be partitioned; the zero value without MIG.
+// geometry returns how a GPU of the model can be partitioned; the zero value without MIG.
 func (m model) geometry() mig.Geometry {
 	g, _ := first(mig.GeometriesOf(m.PCI), func(g mig.Geometry) bool {
 		return m.Whole == "" || g.Profiles[len(g.Profiles)-1].Profile.String() == m.Whole
@@ -37,7 +38,7 @@ func (m model) geometry() mig.Geometry {
 //go:embed nodes.yaml
 var nodesFile []byte
 
-// catalog has the models, and the nodes with a name of their own.
+// catalog has the models, and the nodes that have names of their own.
 type catalog struct {
 	Models []model
 	Nodes  []description

@@ -7,9 +7,10 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// The processes of NVIDIA's MPS. Like the driver (nvml.h, and nvidia-smi's types C and M+C) the
-// node has a server in the list of compute processes and its clients in that for MPS. In the compute
-// mode EXCLUSIVE_PROCESS the server is the one process; its clients are none for that.
+// These are the roles of NVIDIA's MPS processes. As in the driver (nvml.h, and the types C and M+C
+// of nvidia-smi), a server is in the list of compute processes and its clients are in the list for
+// MPS. In the compute mode EXCLUSIVE_PROCESS the server counts as the one process; its clients do
+// not count.
 type mpsRole int
 
 const (
@@ -24,14 +25,14 @@ const (
 	firstServerPID = 900_001
 )
 
-// MPS are the servers and clients of NVIDIA's MPS on a node, by the UUID of the GPU or of the
-// partition; see simmps.Servers.
+// MPS runs the servers and clients of NVIDIA's MPS on a node, by the UUID of the GPU or partition;
+// see simmps.Servers.
 type MPS struct{ node *Node }
 
-// MPS returns those of the node.
+// MPS returns the MPS of the node.
 func (n *Node) MPS() MPS { return MPS{n} }
 
-// Start starts a server, which is a process like any other: the GPU may be busy.
+// Start starts a server. It is a process like any other: the GPU may be busy.
 func (m MPS) Start(device string) (pid int, err error) {
 	gpu, index, err := m.node.find(device)
 	if err != nil {
@@ -48,18 +49,19 @@ func (m MPS) Start(device string) (pid int, err error) {
 	return pid, nil
 }
 
-// Stop ends a server, and with it what its clients have on the GPU.
+// Stop ends a server, and the processes of its clients on the GPU.
 func (m MPS) Stop(device string, pid int) {
 	gpu, index, err := m.node.find(device)
 	if err != nil {
 		return // Its processes are gone, too.
 	}
 	_ = m.node.changeProcesses(gpu, index, func(list []nvml.Process) ([]nvml.Process, error) {
-		return slices.DeleteFunc(list, func(p nvml.Process) bool { return p.PID == pid || m.node.mps[p.PID] == mpsClient }), nil
+		return slices.DeleteFunc(list,
+			func(p nvml.Process) bool { return p.PID == pid || m.node.mps[p.PID] == mpsClient }), nil
 	})
 }
 
-// AddClient has the process begin to use the device through its server.
+// AddClient makes the process a client that uses the device through its server.
 func (m MPS) AddClient(device string, pid int) error {
 	gpu, index, err := m.node.find(device)
 	if err != nil {
@@ -80,21 +82,21 @@ func (m MPS) AddClient(device string, pid int) error {
 	return err
 }
 
-// RemoveClient ends that.
+// RemoveClient ends the client's use of the device.
 func (m MPS) RemoveClient(device string, pid int) {
 	if gpu, index, err := m.node.find(device); err == nil {
 		_ = m.node.RemoveProcess(gpu, index, pid)
 	}
 }
 
-// setMPS says what the process is. changeProcesses forgets it.
+// setMPS sets the process's role. changeProcesses removes it.
 func (n *Node) setMPS(pid int, role mpsRole) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.mps[pid] = role
 }
 
-// find is where the GPU or the partition of that UUID is now.
+// find returns the current place of the GPU or the partition with that UUID.
 func (n *Node) find(uuid string) (gpu, device int, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

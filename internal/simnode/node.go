@@ -10,44 +10,44 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Node is a simulated node, and the nvml.Library of its driver. All methods may
-// be called from any goroutine.
+// Node is a simulated node, and the nvml.Library of its driver. All methods may be called from any
+// goroutine.
 //
-// Methods that name a GPU take its current index in the driver's enumeration;
-// the error for one out of range names the range.
+// Methods that name a GPU take its current index in the driver's enumeration. If it is out of
+// range, the error names the range.
 type Node struct {
 	// Library has the calls of the node's driver.
 	nvml.Library
 	name   string
 	worlds []string
-	// unlisted is how many of the last GPUs the driver does not list.
+	// unlisted is the number of GPUs, the last ones, that the driver does not list.
 	unlisted int
 
 	mu sync.Mutex
-	// gpus are by enumeration index; removed are no longer in the node.
+	// gpus are by enumeration index. removed are the GPUs that are no longer in the node.
 	gpus, removed []*simGPU
-	// gpusMade, handlesMade and bindingsMade count what was ever made.
+	// gpusMade, handlesMade and bindingsMade count all that were ever made.
 	gpusMade                  int
 	handlesMade, bindingsMade uint64
 	targets                   map[uint64]target
 	sets                      map[nvml.EventSet]*eventSet
-	// opened is the number of Init calls less that of Shutdown calls.
+	// opened is the number of Init calls minus the number of Shutdown calls.
 	opened int
 	faults []*injectedFault
 	calls  map[string]int
-	// driver has room for the call that nothing else may go beside; see Fault.Delay.
+	// driver has room for the one call that excludes all others; see Fault.Delay.
 	driver chan struct{}
-	// containers are those that processes run in, by PID.
+	// containers are the containers of processes, by PID.
 	containers map[int]sharing.Container
-	// mps are the servers and clients of MPS among the processes, by PID; serversMade is the
-	// number of servers ever started.
+	// mps has the roles of MPS servers and clients, by PID. serversMade is the number of servers
+	// ever started.
 	mps         map[int]mpsRole
 	serversMade int
 	// ready is the ready state of confidential computing.
 	ready uint32
-	// clientAway says that the program of the world client has closed the GPUs.
+	// clientAway is true while the program of the world client has the GPUs closed.
 	clientAway bool
-	// nodesLost says that this process can open none of the driver's device nodes any more.
+	// nodesLost is true once this process can open none of the driver's device nodes any more.
 	nodesLost bool
 	// eventsChanged is closed and replaced whenever an EventSetWait may return.
 	eventsChanged chan struct{}
@@ -55,15 +55,20 @@ type Node struct {
 
 func newNode(name string) *Node {
 	n := &Node{
-		name: name, targets: map[uint64]target{}, sets: map[nvml.EventSet]*eventSet{},
-		calls: map[string]int{}, containers: map[int]sharing.Container{}, mps: map[int]mpsRole{}, eventsChanged: make(chan struct{}),
-		driver: make(chan struct{}, 1),
+		name:          name,
+		targets:       map[uint64]target{},
+		sets:          map[nvml.EventSet]*eventSet{},
+		calls:         map[string]int{},
+		containers:    map[int]sharing.Container{},
+		mps:           map[int]mpsRole{},
+		eventsChanged: make(chan struct{}),
+		driver:        make(chan struct{}, 1),
 	}
 	n.Library = nvml.Intercept(driver{n}, n.call)
 	return n
 }
 
-// Name is the node's name, without +LAYOUT.
+// Name returns the node's name, without +LAYOUT.
 func (n *Node) Name() string { return n.name }
 
 func (n *Node) gpu(index int) (*simGPU, error) {
@@ -76,7 +81,7 @@ func (n *Node) gpu(index int) (*simGPU, error) {
 	return n.gpus[index], nil
 }
 
-// insert puts the GPU into the enumeration, which is in the order of ordinals.
+// insert puts the GPU into the enumeration, which is ordered by ordinal.
 func (n *Node) insert(g *simGPU) {
 	n.gpus = append(n.gpus, g)
 	slices.SortFunc(n.gpus, func(a, b *simGPU) int { return cmp.Compare(a.ordinal, b.ordinal) })
@@ -85,7 +90,7 @@ func (n *Node) insert(g *simGPU) {
 // GPU is the true state of a GPU, whatever its driver answers.
 type GPU struct {
 	UUID string
-	// Index is that of the driver's enumeration, -1 for a removed GPU.
+	// Index is the index in the driver's enumeration, -1 for a removed GPU.
 	Index int
 	// MIG is the mode in force.
 	MIG  bool
@@ -100,14 +105,14 @@ type GPU struct {
 // Partition is a MIG device of a GPU.
 type Partition struct {
 	UUID string
-	// Profile is as nvidia-smi writes it: "1g.5gb".
+	// Profile is the profile as nvidia-smi writes it: "1g.5gb".
 	Profile string
 	// GPUInstance and ComputeInstance are its IDs on the GPU.
 	GPUInstance, ComputeInstance int
 }
 
-// GPUs are all GPUs, removed ones too, in the order of their creation. The result
-// shares no memory with the node.
+// GPUs returns all GPUs, including removed ones, in the order of their creation. The result shares
+// no memory with the node.
 func (n *Node) GPUs() []GPU {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -116,8 +121,13 @@ func (n *Node) GPUs() []GPU {
 	gpus := make([]GPU, len(all))
 	for i, g := range all {
 		gpus[i] = GPU{
-			UUID: g.uuid, Index: slices.Index(n.gpus, g), MIG: g.mig, Lost: g.lost,
-			ComputeMode: g.computeMode, TimeSlice: g.timeSlice, Partitions: g.partitions(),
+			UUID:        g.uuid,
+			Index:       slices.Index(n.gpus, g),
+			MIG:         g.mig,
+			Lost:        g.lost,
+			ComputeMode: g.computeMode,
+			TimeSlice:   g.timeSlice,
+			Partitions:  g.partitions(),
 		}
 	}
 	return gpus
@@ -129,7 +139,10 @@ func (g *simGPU) partitions() []Partition {
 	var partitions []Partition
 	for _, c := range computes {
 		partitions = append(partitions, Partition{
-			UUID: c.uuid, Profile: c.profile().String(), GPUInstance: c.instance.id, ComputeInstance: c.id,
+			UUID:            c.uuid,
+			Profile:         c.profile().String(),
+			GPUInstance:     c.instance.id,
+			ComputeInstance: c.id,
 		})
 	}
 	return partitions

@@ -19,21 +19,23 @@ import (
 // WholeGPU as a MIG device index means the GPU itself.
 const WholeGPU = -1
 
-// AddProcess starts a process on the GPU, or on the MIG device at the index, with
-// so many bytes of its memory. A partition with a process cannot be destroyed.
+// AddProcess starts a process on the GPU, or on the MIG device at the index. It uses that many
+// bytes of its memory. A partition with a process cannot be destroyed.
 func (n *Node) AddProcess(gpu, device, pid int, bytes uint64) error {
 	return n.changeProcesses(gpu, device, func(list []nvml.Process) ([]nvml.Process, error) {
 		if indexOf(list, pid) >= 0 {
 			return nil, fmt.Errorf("process %d is there already", pid)
 		}
-		if mode := n.gpus[gpu].computeMode; mode == nvml.ComputeProhibited || mode == nvml.ComputeExclusiveProcess && len(list) > 0 {
-			return nil, fmt.Errorf("all CUDA-capable devices are busy or unavailable: compute mode %d, processes %d", mode, len(list))
+		if mode := n.gpus[gpu].computeMode; mode == nvml.ComputeProhibited ||
+			mode == nvml.ComputeExclusiveProcess && len(list) > 0 {
+			return nil, fmt.Errorf("all CUDA-capable devices are busy or unavailable: compute mode %d, processes %d",
+				mode, len(list))
 		}
 		return append(list, nvml.Process{PID: pid, Memory: bytes}), nil
 	})
 }
 
-// RemoveProcess ends the process there.
+// RemoveProcess ends the process on that GPU or MIG device.
 func (n *Node) RemoveProcess(gpu, device, pid int) error {
 	return n.changeProcesses(gpu, device, func(list []nvml.Process) ([]nvml.Process, error) {
 		at := indexOf(list, pid)
@@ -68,7 +70,7 @@ func (n *Node) changeProcesses(gpu, device int, change func([]nvml.Process) ([]n
 		return fmt.Errorf("%s: %w", where, err)
 	}
 	*list = changed
-	// Of a process that has ended, the utilization and the container are forgotten.
+	// Forget the utilization and the containers of processes that have ended.
 	maps.DeleteFunc(g.utilization.percent, func(pid, _ int) bool { return indexOf(g.processes, pid) < 0 })
 	maps.DeleteFunc(n.containers, func(pid int, _ sharing.Container) bool { return !n.hasProcess(pid) })
 	return nil
@@ -86,8 +88,8 @@ func (g *simGPU) allProcesses() []nvml.Process {
 	return all
 }
 
-// A real driver samples the utilization of processes every sixth of a second to
-// every second (nvml.h, nvmlDeviceGetProcessUtilization), and keeps some samples.
+// A real driver samples the utilization of processes at intervals of a sixth of a second to a
+// second (nvml.h, nvmlDeviceGetProcessUtilization), and keeps some samples.
 const (
 	samplePeriod = time.Second / 6
 	samplesKept  = 256
@@ -98,13 +100,12 @@ type utilization struct {
 	// percent is by PID.
 	percent map[int]int
 	samples []nvml.ProcessSample
-	// sampled is when the last sample was taken, in microseconds.
+	// sampled is the time of the last sample, in microseconds.
 	sampled uint64
 }
 
-// SetUtilization has a process that is on the GPU keep so many percent of its
-// multiprocessors busy. It has no effect for MIG devices: drivers report no
-// utilization by process there.
+// SetUtilization makes a process on the GPU keep that percentage of its multiprocessors busy. It
+// has no effect for MIG devices, because drivers report no utilization by process there.
 func (n *Node) SetUtilization(gpu, pid, percent int) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -125,25 +126,29 @@ func (n *Node) SetUtilization(gpu, pid, percent int) error {
 	return nil
 }
 
-// TakeSample has the driver sample the GPU's processes now.
+// TakeSample makes the driver sample the GPU's processes now.
 func (n *Node) TakeSample(gpu int) error {
 	return n.change(gpu, func(g *simGPU) { g.utilization.take(max(now(), g.utilization.sampled+1)) })
 }
 
 func now() uint64 { return uint64(time.Now().UnixMicro()) }
 
-// take takes a sample, in which idle processes are left out.
+// take takes a sample. It leaves out idle processes.
 func (u *utilization) take(at uint64) {
 	u.sampled = at
 	for _, pid := range slices.Sorted(maps.Keys(u.percent)) {
 		if percent := u.percent[pid]; percent > 0 {
-			u.samples = append(u.samples, nvml.ProcessSample{PID: pid, Time: at, SM: percent})
+			u.samples = append(u.samples, nvml.ProcessSample{
+				PID:  pid,
+				Time: at,
+				SM:   percent,
+			})
 		}
 	}
 	u.samples = u.samples[max(0, len(u.samples)-samplesKept):]
 }
 
-// since returns the samples after the time, and takes one first if it is due.
+// since returns the samples after the given time. It takes a new one first if that is due.
 func (u *utilization) since(lastSeen uint64) []nvml.ProcessSample {
 	if at := now(); at >= u.sampled+uint64(samplePeriod.Microseconds()) {
 		u.take(at)
@@ -157,7 +162,7 @@ func (u *utilization) since(lastSeen uint64) []nvml.ProcessSample {
 	return newer
 }
 
-// total is how busy the GPU is, in percent.
+// total returns how busy the GPU is, in percent.
 func (u *utilization) total() int {
 	sum := 0
 	for _, percent := range u.percent {
@@ -166,8 +171,7 @@ func (u *utilization) total() int {
 	return min(sum, 100)
 }
 
-// SetContainer sets the container that the process runs in; the zero Container
-// stands for the host itself.
+// SetContainer sets the container of the process; the zero Container stands for the host itself.
 func (n *Node) SetContainer(pid int, container sharing.Container) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -178,8 +182,8 @@ func (n *Node) SetContainer(pid int, container sharing.Container) {
 	n.containers[pid] = container
 }
 
-// Containers are the containers of the processes by container ID, which a real
-// node gets from the API server.
+// Containers returns the containers of the processes by container ID. A real node gets them from
+// the API server.
 func (n *Node) Containers() (map[string]sharing.Container, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -194,10 +198,10 @@ func containerID(c sharing.Container) string {
 	return fmt.Sprintf("%x", sha256.Sum256([]byte(c.Namespace+"/"+c.Pod+"/"+c.Name)))
 }
 
-// Proc has the files of the host's /proc that tell a process's container:
-// "uptime", "self/cgroup", "1/cgroup", and "cgroup", "comm" and "stat" of the processes on
-// the GPUs; and the open files of the program that has the GPUs open in the world client. It
-// may be read from any goroutine.
+// Proc returns the files of the host's /proc that identify a process's container: "uptime",
+// "self/cgroup", "1/cgroup", and "cgroup", "comm" and "stat" of the processes on the GPUs. It also
+// has the open files of the program that has the GPUs open in the world client. It may be read from
+// any goroutine.
 func (n *Node) Proc() fs.FS { return proc{n} }
 
 type proc struct{ node *Node }
@@ -215,7 +219,7 @@ func (p proc) Open(name string) (fs.File, error) {
 func (p proc) ReadLink(name string) (string, error)   { return p.client().ReadLink(name) }
 func (p proc) Lstat(name string) (fs.FileInfo, error) { return p.client().Lstat(name) }
 
-// client returns the files in proc of the program of the world client, if there is one.
+// client returns the files in /proc of the program of the world client, if there is one.
 func (p proc) client() fstest.MapFS {
 	files := fstest.MapFS{}
 	p.node.mu.Lock()
@@ -228,7 +232,10 @@ func (p proc) client() fstest.MapFS {
 		files["812/comm"] = &fstest.MapFile{Data: []byte(name + "\n")}
 		files["812/cgroup"] = &fstest.MapFile{Data: []byte("0::/system.slice/" + name + ".service\n")}
 		for i, gpu := range p.node.gpus {
-			files[fmt.Sprintf("812/fd/%d", i+3)] = &fstest.MapFile{Mode: fs.ModeSymlink, Data: fmt.Appendf(nil, "/dev/nvidia%d", gpu.deviceMinor)}
+			files[fmt.Sprintf("812/fd/%d", i+3)] = &fstest.MapFile{
+				Mode: fs.ModeSymlink,
+				Data: fmt.Appendf(nil, "/dev/nvidia%d", gpu.deviceMinor),
+			}
 		}
 	}
 	return files

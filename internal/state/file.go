@@ -18,15 +18,15 @@ import (
 // sockets there at its start and leaves files alone.
 const Name = "virgate_state.json"
 
-// formatVersion is raised when an older program could not read the file right.
+// formatVersion is raised when an older program could no longer read the file correctly.
 const formatVersion = 1
 
-// maxSize is more than the state of any node needs; a larger file is not ours.
+// maxSize is more than the state of any node needs; a larger file is not Virgate's.
 const maxSize = 64 << 20
 
 type envelope struct {
 	Version int `json:"version"`
-	// Checksum is the CRC-32 (Castagnoli) of Sections as they stand in the file.
+	// Checksum is the CRC-32 (Castagnoli) of Sections, byte for byte as in the file.
 	Checksum uint32          `json:"checksum"`
 	Sections json.RawMessage `json:"sections"`
 }
@@ -44,13 +44,18 @@ type File struct {
 	writeError atomic.Pointer[error]
 }
 
-// NewFile is the file in dir, not read yet.
+// NewFile returns the file in dir, without reading it.
 func NewFile(dir string, log *slog.Logger) *File {
-	return &File{path: filepath.Join(dir, Name), log: log, sync: (*os.File).Sync, sections: map[string]json.RawMessage{}}
+	return &File{
+		path:     filepath.Join(dir, Name),
+		log:      log,
+		sync:     (*os.File).Sync,
+		sections: map[string]json.RawMessage{},
+	}
 }
 
-// Load reads the file. It never fails: without a file that can be used the
-// state is empty, and one that cannot be is renamed to end in ".bad".
+// Load reads the file. It never fails: without a usable file the state is empty, and an unusable
+// file gets a name that ends in ".bad".
 func (f *File) Load() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -106,7 +111,8 @@ func parse(data []byte) (map[string]json.RawMessage, error) {
 	return sections, nil
 }
 
-// Read fills value from the section; false without one. Not to fit value is an error.
+// Read decodes the section into value. It returns false if there is no such section, and an error
+// if the section does not fit value.
 func (f *File) Read(section string, value any) (bool, error) {
 	f.mu.Lock()
 	raw, ok := f.sections[section]
@@ -120,16 +126,16 @@ func (f *File) Read(section string, value any) (bool, error) {
 	return true, nil
 }
 
-// Write makes value the section's content and returns when it is on disk. After an error
-// the file is as before, or has the value but a power cut may undo that: a disk that
-// fails at the last step does not say which. The next Write writes all sections again.
+// Write makes value the section's content, and returns once it is on disk. After an error, either
+// the file is as before, or it has the value but a power cut may undo that: a disk that fails at
+// the last step does not say which. The next Write writes all sections again.
 func (f *File) Write(section string, value any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.write(section, value)
 }
 
-// WriteOrForget is Write, but after an error no later Write brings value along.
+// WriteOrForget is Write, except that after an error no later Write includes value.
 func (f *File) WriteOrForget(section string, value any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -160,8 +166,8 @@ func (f *File) write(section string, value any) error {
 	return nil
 }
 
-// WriteError says why the last write failed, so that the next run may not find what was
-// to be kept; nil when it succeeded, and before the first. It waits for no write.
+// WriteError returns the error of the last write; nil if that succeeded, and before the first. After an
+// error, the next run may not find what was to be kept. WriteError does not wait for a write in progress.
 func (f *File) WriteError() error {
 	if err := f.writeError.Load(); err != nil {
 		return *err
@@ -179,8 +185,8 @@ func (f *File) put() (err error) {
 	return replace(f.path, data, f.sync)
 }
 
-// text is the file's content, an envelope, in pieces. It is put together by hand because the
-// sections are JSON already: json.Marshal would read and copy what may be a megabyte.
+// text returns the file's content, an envelope, in pieces. It is put together by hand because the
+// sections are JSON already: json.Marshal would read and copy up to a megabyte.
 func (f *File) text() ([][]byte, error) {
 	text := [][]byte{nil, []byte("{")}
 	for i, name := range slices.Sorted(maps.Keys(f.sections)) {
@@ -202,14 +208,14 @@ func (f *File) text() ([][]byte, error) {
 	return append(text, []byte("}\n")), nil
 }
 
-// errNotSynced says that a file was replaced, but a power cut may bring back the old one.
+// errNotSynced means that a file was replaced, but a power cut may bring back the old one.
 var errNotSynced = errors.New("replaced, but its directory is not on disk")
 
-// replace replaces the file at path atomically: after a crash at any moment there is
-// either the old file or the new one. It returns when the new one is on disk. After
-// an error the old file is still there; after errNotSynced it is the new one.
+// replace replaces the file at path atomically: after a crash at any moment, there is either the
+// old file or the new one. It returns once the new one is on disk. After an error the old file is
+// still there, except after errNotSynced: then it is the new one.
 func replace(path string, data [][]byte, sync func(*os.File) error) (err error) {
-	// Opened first, so that nothing has changed when there is no descriptor left.
+	// Open it first, so that nothing has changed if there is no descriptor left.
 	dir, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		return err
@@ -225,7 +231,8 @@ func replace(path string, data [][]byte, sync func(*os.File) error) (err error) 
 	if err == nil {
 		err = temporary.Sync()
 	}
-	if err = errors.Join(err, temporary.Close()); err == nil {
+	err = errors.Join(err, temporary.Close())
+	if err == nil {
 		err = os.Rename(temporary.Name(), path)
 	}
 	if err != nil {

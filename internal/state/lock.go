@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// LockName is the lock file's name in the device-plugins directory, and StandbyName that of
-// the file which all that wait for the lock have locked together.
+// LockName is the lock file's name in the device-plugins directory. StandbyName is the name of the
+// file on which all programs that wait for the lock hold a shared lock.
 const (
 	LockName    = "virgate.lock"
 	StandbyName = "virgate.standby"
@@ -21,12 +21,12 @@ const (
 // it takes over. (A blocking flock could not be cancelled at exit.)
 const lockInterval = 5 * time.Millisecond
 
-// Lock is held by the one Virgate that serves a device-plugins directory. The kernel
-// releases it when the process ends, however that happens.
+// Lock is held by the one Virgate that serves a device-plugins directory. The kernel releases it
+// when the process ends, for whatever reason.
 type Lock struct{ file *os.File }
 
-// Acquire waits for the lock in dir, which need not exist yet. It calls waiting with each
-// new reason to wait: ErrLocked, or a file system's error. It fails only when ctx ends.
+// Acquire waits for the lock in dir, which need not exist yet. It calls waiting with each new
+// reason to wait: ErrLocked, or an error of the file system. It fails only if ctx ends.
 func Acquire(ctx context.Context, dir string, waiting func(err error)) (*Lock, error) {
 	said := ""
 	var standby *Lock
@@ -41,7 +41,7 @@ func Acquire(ctx context.Context, dir string, waiting func(err error)) (*Lock, e
 			return lock, nil
 		}
 		if standby == nil && errors.Is(err, ErrLocked) {
-			standby, _ = tryLock(filepath.Join(dir, StandbyName), syscall.LOCK_SH) // Else with the next tick.
+			standby, _ = tryLock(filepath.Join(dir, StandbyName), syscall.LOCK_SH) // If not now, at the next tick.
 		}
 		if err.Error() != said {
 			said = err.Error()
@@ -55,10 +55,10 @@ func Acquire(ctx context.Context, dir string, waiting func(err error)) (*Lock, e
 	}
 }
 
-// AcquireLast returns the lock if nobody has it and nobody waits for it; false too when that
-// cannot be told. Who has served a directory, or waited to, asks when it does neither any
-// more. Of several that end at once the last learns that it is: each has given up its
-// own before it looks at that of the others, and whoever has the lock then serves or is the last.
+// AcquireLast returns the lock if no process has it or waits for it. It also returns false if that cannot
+// be determined. A process that has served a directory, or has waited to, calls it after it has stopped
+// doing so. If several processes end at once, the last one gets the lock: each has released its own locks
+// before it checks the others', and a process that then has the lock either serves or is the last.
 func AcquireLast(dir string) (*Lock, bool) {
 	waits, err := tryLock(filepath.Join(dir, StandbyName), syscall.LOCK_EX)
 	if err != nil || waits.Release() != nil {
@@ -68,10 +68,10 @@ func AcquireLast(dir string) (*Lock, bool) {
 	return lock, err == nil
 }
 
-// ErrLocked says that another process has the lock.
+// ErrLocked means that another process has the lock.
 var ErrLocked = errors.New("another Virgate serves this node")
 
-// tryLock takes a lock of the kind LOCK_EX or LOCK_SH.
+// tryLock gets a lock of the kind LOCK_EX or LOCK_SH, without waiting.
 func tryLock(path string, kind int) (*Lock, error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

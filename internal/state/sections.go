@@ -14,19 +14,19 @@ const listsSection = "lists"
 // Lists keeps the list of every resource; it is a plugin.Store.
 type Lists struct{ File *File }
 
-// storedEntry is a device of a list. Its health is not kept, but read again.
+// storedEntry is a device in a list. Its health is not kept, because it is read again.
 type storedEntry struct {
 	ID    string `json:"id"`
 	Unit  string `json:"unit"`
 	Index string `json:"index,omitempty"`
 	NUMA  int    `json:"numa"`
-	// Shared says that the device is a time-slice though it has the unit's ID, Whole since when
-	// its unit is to be time-sliced and a pod may hold it that was promised the whole unit.
+	// Shared is true if the device is a time-slice although it has the unit's ID. Whole is since when
+	// its unit is to be time-sliced while a pod that was promised the whole unit may hold the device.
 	Shared bool       `json:"shared,omitempty"`
 	Whole  *time.Time `json:"whole,omitempty"`
-	// Closing says since when a surplus device has been held by a pod.
+	// Closing is since when the device has been surplus and held by a pod.
 	Closing *time.Time `json:"closing,omitempty"`
-	// Leaving says that the device was listed Unhealthy, as surplus and free.
+	// Leaving is true if the device was listed as Unhealthy because it was surplus and free.
 	Leaving bool `json:"leaving,omitempty"`
 }
 
@@ -41,10 +41,15 @@ func (l Lists) Load() (plugin.Lists, error) {
 		list := plugin.List{}
 		for _, e := range entries {
 			entry := plugin.Entry{
-				Device: sharing.Device{ID: e.ID, Unit: e.Unit, NUMANode: e.NUMA, Healthy: !e.Leaving},
-				Mode:   sharing.ModeOf(e.ID),
-				Index:  e.Index,
-				Phase:  plugin.Offered,
+				Device: sharing.Device{
+					ID:       e.ID,
+					Unit:     e.Unit,
+					NUMANode: e.NUMA,
+					Healthy:  !e.Leaving,
+				},
+				Mode:  sharing.ModeOf(e.ID),
+				Index: e.Index,
+				Phase: plugin.Offered,
 			}
 			if e.Shared {
 				entry.Mode = sharing.TimeSliced
@@ -55,7 +60,7 @@ func (l Lists) Load() (plugin.Lists, error) {
 			switch {
 			case e.Closing != nil:
 				entry.Phase, entry.Since = plugin.Closing, *e.Closing
-			case e.Leaving: // Its unit may be offered in another mode already.
+			case e.Leaving: // Its unit may already be offered in another mode.
 				entry.Phase, entry.Since = plugin.Retiring, time.Time{}
 			}
 			list.Entries = append(list.Entries, entry)
@@ -65,13 +70,19 @@ func (l Lists) Load() (plugin.Lists, error) {
 	return lists, nil
 }
 
-// Save keeps the lists and returns when they are on disk.
+// Save stores the lists, and returns once they are on disk.
 func (l Lists) Save(lists plugin.Lists) error {
 	stored := make(map[string][]storedEntry, len(lists))
 	for resource, list := range lists {
 		entries := make([]storedEntry, len(list.Entries))
 		for i, e := range list.Entries {
-			entries[i] = storedEntry{ID: e.ID, Unit: e.Unit, Index: e.Index, NUMA: e.NUMANode, Leaving: e.Phase == plugin.Retiring}
+			entries[i] = storedEntry{
+				ID:      e.ID,
+				Unit:    e.Unit,
+				Index:   e.Index,
+				NUMA:    e.NUMANode,
+				Leaving: e.Phase == plugin.Retiring,
+			}
 			entries[i].Shared = e.Mode == sharing.TimeSliced && e.ID == e.Unit
 			if e.Whole {
 				entries[i].Whole = new(e.Since.UTC())
@@ -85,18 +96,18 @@ func (l Lists) Save(lists plugin.Lists) error {
 	return l.File.Write(listsSection, stored)
 }
 
-// The sections that a Section keeps.
+// The names of sections for Section.
 const (
 	HealthSection  = "health"   // fatal errors of units
-	GPUSection     = "gpus"     // GPUs that are known
-	ReleaseSection = "releases" // GPUs that are released, see release.Release
-	// PersistenceSection has GPUs whose persistence mode is off, see release.PersistenceOff.
+	GPUSection     = "gpus"     // known GPUs
+	ReleaseSection = "releases" // released GPUs, see release.Release
+	// PersistenceSection has the GPUs whose persistence mode is off, see release.PersistenceOff.
 	PersistenceSection = "persistence"
-	SettingSection     = "settings" // GPUs of which something was set, see gpusettings.ChangedGPU
-	FactSection        = "facts"    // what rules depend on, of GPUs
+	SettingSection     = "settings" // GPUs with changed settings, see gpusettings.ChangedGPU
+	FactSection        = "facts"    // the facts about GPUs that rules depend on
 )
 
-// Section keeps a list in the section Name, each element a T that JSON can encode.
+// Section keeps a list in the section Name. JSON must be able to encode each element, a T.
 type Section[T any] struct {
 	File *File
 	Name string
@@ -111,7 +122,7 @@ func (s Section[T]) Load() ([]T, error) {
 	return list, nil
 }
 
-// Save keeps the list and returns when it is on disk.
+// Save stores the list, and returns once it is on disk.
 func (s Section[T]) Save(list []T) error {
 	return s.File.Write(s.Name, append([]T{}, list...))
 }
@@ -119,10 +130,10 @@ func (s Section[T]) Save(list []T) error {
 // profileSection is the section that Profile keeps.
 const profileSection = "profile"
 
-// Profile keeps where the profile in force was found, and its documents, to be parsed again.
+// Profile keeps where the profile in force was found, and its documents, which are parsed again.
 type Profile struct{ File *File }
 
-// Load returns the last run's profile but for what its documents say; false without one.
+// Load returns the last run's profile, whose documents are not parsed yet; false if there is none.
 func (p Profile) Load() (configs.SelectedProfile, bool, error) {
 	var s configs.SelectedProfile
 	if ok, err := p.File.Read(profileSection, &s); !ok {
@@ -131,20 +142,21 @@ func (p Profile) Load() (configs.SelectedProfile, bool, error) {
 	return s, true, nil
 }
 
-// Save keeps the profile and returns when it is on disk.
+// Save stores the profile, and returns once it is on disk.
 func (p Profile) Save(s configs.SelectedProfile) error {
 	return p.File.Write(profileSection, s)
 }
 
-// Peek is Load for a program that does not serve the node yet: it changes nothing,
-// and a file that cannot be used counts as one without a profile.
+// Peek is Load for a program that does not serve the node yet. It changes nothing, and treats an
+// unusable file like a file without a profile.
 func (p Profile) Peek() (configs.SelectedProfile, bool) {
 	data, err := readLimited(p.File.path)
 	if err != nil {
 		return configs.SelectedProfile{}, false
 	}
 	aside := &File{path: p.File.path}
-	if aside.sections, err = parse(data); err != nil {
+	aside.sections, err = parse(data)
+	if err != nil {
 		return configs.SelectedProfile{}, false
 	}
 	stored, ok, err := Profile{aside}.Load()

@@ -11,28 +11,30 @@ import (
 	"github.com/virgate/virgate/internal/units"
 )
 
-// DRA is what the node has by Dynamic Resource Allocation.
+// DRA is what the node offers by Dynamic Resource Allocation, and the claims on that.
 type DRA struct {
 	dra.DriverState
-	// Paths are the units that are not the device plugin's, by the name of their device, however
-	// it is shared.
+	// Paths are the units that do not belong to the device plugin, by the name of their device
+	// without the part that tells how it is shared.
 	Paths map[string]units.Path `json:"paths"`
-	// Claims have devices; Refused were given some by the scheduler and do not get them.
+	// Claims are the claims that have devices. Refused are the claims that do not get the devices
+	// that the scheduler gave them.
 	Claims  []dra.Claim      `json:"claims"`
 	Refused []claims.Refused `json:"refused"`
 }
 
-// DRADevice is a unit of which a claim can have a device, or has one.
+// DRADevice is a unit from which a claim has a device, or can get one.
 type DRADevice struct {
-	// Name is that of its device, however it is shared.
+	// Name is the name of the unit's device, without the part that tells how it is shared.
 	Name string
 	Path units.Path
-	// Claims are who has it: "namespace/name", and how many shares where it is not one.
+	// Claims are the claims that have the unit: "namespace/name", with the number of shares if it
+	// is not one.
 	Claims []string
 }
 
-// Reserved says which units the device plugin does not offer because of DRA, and which claims have
-// devices of them.
+// Reserved returns which units the device plugin does not offer because of DRA, and which claims
+// have devices of them.
 func (d DRA) Reserved() (texts []string) {
 	for _, path := range []struct {
 		path units.Path
@@ -62,7 +64,7 @@ func (d DRA) Reserved() (texts []string) {
 	return texts
 }
 
-// Devices are by name. A partition that was made for a claim has the path of its GPU.
+// Devices returns the devices by name. A partition that was made for a claim has the path of its GPU.
 func (d DRA) Devices() (list []DRADevice) {
 	holders := map[string][]string{}
 	for _, c := range d.Claims {
@@ -92,7 +94,7 @@ func (d DRA) Devices() (list []DRADevice) {
 	return list
 }
 
-// Unwell says what does not work, and which claims do not get their devices.
+// Unwell returns what does not work, and which claims do not get their devices.
 func (d DRA) Unwell() (lines []string) {
 	for _, problem := range d.Problems {
 		lines = append(lines, "DRA: "+problem)

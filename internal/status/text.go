@@ -8,8 +8,8 @@ import (
 	"unicode"
 )
 
-// Slots is the GPU's number of memory slots, 4 or 8 (see mig.GeometryOf), 0 without partitions. A
-// partition's memory is a little less than its part of the GPU's.
+// Slots returns the GPU's number of memory slots, 4 or 8 (see mig.GeometryOf), or 0 without
+// partitions. A partition has a little less memory than its part of the GPU's.
 func Slots(g GPU) int {
 	slots := 0
 	for _, u := range g.Units {
@@ -27,7 +27,7 @@ func Slots(g GPU) int {
 	return min(1<<bits.Len(uint(slots-1)), 8) //nolint:gosec // it is positive
 }
 
-// BytesText is a number of bytes for people, in GiB or MiB.
+// BytesText returns a number of bytes for people, in GiB or MiB.
 func BytesText(n any) string {
 	value, ok := NumberOf(n)
 	switch {
@@ -40,7 +40,7 @@ func BytesText(n any) string {
 	}
 }
 
-// PercentText is "37 %", or "unknown" for what was not measured.
+// PercentText returns "37 %", or "unknown" if the ratio was not measured.
 func PercentText(ratio *float64) string {
 	if ratio == nil {
 		return "unknown"
@@ -48,7 +48,7 @@ func PercentText(ratio *float64) string {
 	return strconv.FormatFloat(*ratio*100, 'f', 0, 64) + " %"
 }
 
-// NumberOf is the number n, a uint64, float64 or *float64; false for an unknown one.
+// NumberOf returns the number n, a uint64, float64 or *float64; false if it is unknown.
 func NumberOf(n any) (float64, bool) {
 	switch n := n.(type) {
 	case uint64:
@@ -63,10 +63,9 @@ func NumberOf(n any) (float64, bool) {
 	return 0, false
 }
 
-// Plain is the text with U+FFFD for each character that a terminal or a browser obeys
-// instead of showing it: control characters but for the end of a line and the tabulator,
-// and those that change the direction of text. Names come from the driver and from pods,
-// and must not change how the next one reads.
+// Plain returns the text with U+FFFD for each character that a terminal or a browser obeys instead of
+// showing it: control characters except newline and tab, and characters that change the direction of
+// text. Names come from the driver and from pods, and must not change how the text after them reads.
 func Plain(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r != '\n' && r != '\t' && unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) {

@@ -10,17 +10,18 @@ import (
 	"strings"
 )
 
-// mostFiles is how many open files are looked at. That takes a few hundred milliseconds.
+// mostFiles is how many open files are checked at most. Checking so many takes a few hundred
+// milliseconds.
 const mostFiles = 200_000
 
 // Clients returns the programs other than this one that have the GPU's device node
-// /dev/nvidia<minor> open, sorted by PID: "nv-hostengine (PID 812, of pod 7e4c…)". The driver
-// does not list a process that only watches a GPU, yet such a process keeps the GPU's MIG mode
-// from changing.
+// /dev/nvidia<minor> open, sorted by PID: "nv-hostengine (PID 812, of the pod with the UID 7e4c…)".
+// The driver does not list a process that only monitors a GPU, yet such a process keeps the GPU's
+// MIG mode from changing.
 //
-// It reads the open files of all processes of the host, so call it only when there is a reason.
-// The error says why a program may be missing. Without the right to see the open files of
-// others, it names the running programs that usually have GPUs open.
+// It reads the open files of all processes on the host, so call it only if necessary. The error
+// says why a program may be missing. Without the right to read the open files of other processes,
+// it names the running programs that usually have GPUs open.
 func Clients(proc fs.FS, minor int) ([]string, error) {
 	if _, err := checkHostPIDs(proc); err != nil {
 		return nil, err
@@ -28,7 +29,7 @@ func Clients(proc fs.FS, minor int) ([]string, error) {
 	return openBy(proc, fmt.Sprintf("nvidia%d", minor), mostFiles)
 }
 
-// openBy is Clients for any file of that name; it looks at so many open files at most.
+// openBy is Clients for any file of that name. It checks at most left open files.
 func openBy(proc fs.FS, name string, left int) (clients []string, err error) {
 	entries, err := fs.ReadDir(proc, ".")
 	if err != nil {
@@ -64,16 +65,16 @@ func openBy(proc fs.FS, name string, left int) (clients []string, err error) {
 	return clients, err
 }
 
-// pidOf is 0 for what is no process.
+// pidOf returns 0 if the entry is not a process.
 func pidOf(entry fs.DirEntry) int {
 	pid, _ := strconv.Atoi(entry.Name())
 	return pid
 }
 
-// fewFiles is how many names of open files are in memory at a time.
+// fewFiles is how many names of open files are read into memory at a time.
 const fewFiles = 1024
 
-// hasOpen says whether the process has a file of that name open, wherever it is.
+// hasOpen reports whether the process has a file of that name open, in any folder.
 func hasOpen(proc fs.FS, pid, name string, left *int) (bool, error) {
 	dir, err := proc.Open(pid + "/fd")
 	if err != nil {
@@ -93,12 +94,12 @@ func hasOpen(proc fs.FS, pid, name string, left *int) (bool, error) {
 				return true, nil
 			}
 		}
-		ok = err == nil // It may end meanwhile.
+		ok = err == nil // The process may end meanwhile.
 	}
 	return false, nil
 }
 
-// Describe is a process in words, "" for one that has ended.
+// Describe returns a description of the process; empty if it has ended.
 func Describe(proc fs.FS, pid int) string {
 	text := strconv.Itoa(pid)
 	if _, err := fs.Stat(proc, text); err != nil {
@@ -107,7 +108,7 @@ func Describe(proc fs.FS, pid int) string {
 	return describe(proc, text)
 }
 
-// describe is a process's name, as far as the kernel keeps it, with its ID and its pod's.
+// describe returns a process's name, as far as the kernel keeps it, with its PID and its pod's UID.
 func describe(proc fs.FS, pid string) string {
 	name, _ := fs.ReadFile(proc, pid+"/comm")
 	text := strings.TrimSpace(string(name)) + " (PID " + pid

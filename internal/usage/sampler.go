@@ -1,11 +1,11 @@
-// Package usage finds out in which containers the processes on the GPUs run.
+// Package usage finds the containers in which the processes on the GPUs run.
 //
-// The driver names processes by their IDs on the host. A process's cgroup has the ID
-// of its container, and the pods of this node say whose container that is. This needs
-// the host's /proc. Without the host's process IDs nothing is attributed, and that is
-// reported, so no process is taken for another.
+// The driver identifies processes by their IDs on the host. A process's cgroup contains the ID of
+// its container, and this node's pods tell whose container that is. This requires the host's /proc.
+// Without the host's process IDs nothing is attributed, and that is reported, so that no process is
+// mistaken for another.
 //
-// Clients names programs that have a GPU open and that the driver does not list.
+// Clients names programs that have a GPU open but that the driver does not list.
 //
 // The package only reads; package sharing evaluates the result.
 package usage
@@ -31,10 +31,10 @@ type Meter interface {
 	Read(ctx context.Context) ([]sharing.GPUUtilization, error)
 }
 
-// Containers knows this node's containers. One goroutine calls it; it must not wait.
+// Containers knows this node's containers. It is called from one goroutine and must not block.
 type Containers interface {
-	// Containers returns the containers by ID without the runtime's "://" prefix. With an
-	// error they are nil, or the last known. Neither side changes the map.
+	// Containers returns the containers by ID, without the runtime's "://" prefix. With an error,
+	// the map is nil or the last known one. Neither side changes the map.
 	Containers() (map[string]sharing.Container, error)
 }
 
@@ -43,12 +43,12 @@ type Options struct {
 	Meter Meter
 	// Proc is the host's /proc.
 	Proc fs.FS
-	// Containers may be nil; then nothing is attributed.
+	// Containers may be nil; then no process is attributed.
 	Containers Containers
 	Logger     *slog.Logger
 }
 
-// Sampler measures the GPUs' use by process and container. It is for one goroutine.
+// Sampler measures the GPUs' use by process and container. It must be used from one goroutine.
 type Sampler struct {
 	options Options
 	log     *slog.Logger
@@ -59,12 +59,13 @@ type Sampler struct {
 // NewSampler returns a sampler that has measured nothing yet.
 func NewSampler(options Options) *Sampler {
 	return &Sampler{
-		options: options, log: options.Logger.With("component", "usage"),
-		logged: map[sharing.AttributionStage]string{},
+		options: options,
+		log:     options.Logger.With("component", "usage"),
+		logged:  map[sharing.AttributionStage]string{},
 	}
 }
 
-// Measure measures now. It does not fail: what could not be read is left out and
+// Measure measures now. It does not fail: what could not be read is left out, and the errors are
 // counted. It returns within a few seconds, and at once when ctx ends.
 func (s *Sampler) Measure(ctx context.Context) sharing.Measurement {
 	m := sharing.Measurement{Errors: map[sharing.AttributionStage]int{}}
@@ -73,7 +74,8 @@ func (s *Sampler) Measure(ctx context.Context) sharing.Measurement {
 	m.GPUs, err = s.options.Meter.Read(ctx)
 	s.note(&m, sharing.StageDriver, err)
 
-	if m.Unwatched = s.options.Containers == nil; m.Unwatched {
+	m.Unwatched = s.options.Containers == nil
+	if m.Unwatched {
 		return m
 	}
 	containers, err := s.options.Containers.Containers()
@@ -93,9 +95,13 @@ func (s *Sampler) Measure(ctx context.Context) sharing.Measurement {
 	return m
 }
 
-// owners finds the owner of each process, and counts the processes that it could not
-// read and, among them, those that are not in /proc.
-func (s *Sampler) owners(gpus []sharing.GPUUtilization, containers map[string]sharing.Container, at ticks) (owners map[int]sharing.ProcessOwner, absent, unreadable int) {
+// owners finds the owner of each process. It counts the processes that it could not read
+// (unreadable) and those among them that are not in /proc (absent).
+func (s *Sampler) owners(
+	gpus []sharing.GPUUtilization,
+	containers map[string]sharing.Container,
+	at ticks,
+) (owners map[int]sharing.ProcessOwner, absent, unreadable int) {
 	owners = map[int]sharing.ProcessOwner{}
 	for _, gpu := range gpus {
 		for _, unit := range gpu.Units {
@@ -130,8 +136,8 @@ func (s *Sampler) owner(cgroup string, containers map[string]sharing.Container) 
 	return sharing.ProcessOwner{Cause: sharing.CauseNoContainer}
 }
 
-// isMPSServer says that the process is a server of NVIDIA's MPS, which serves the processes of
-// others.
+// isMPSServer reports whether the process is an NVIDIA MPS server, which does the work of other
+// processes.
 func isMPSServer(proc fs.FS, pid int) bool {
 	name, _ := fs.ReadFile(proc, fmt.Sprintf("%d/comm", pid))
 	return strings.TrimSpace(string(name)) == "nvidia-cuda-mps" // -server: the kernel keeps 15 characters.
@@ -154,7 +160,7 @@ func (s *Sampler) note(m *sharing.Measurement, stage sharing.AttributionStage, e
 // (PROC_PID_INIT_INO in Linux' include/linux/proc_ns.h).
 const initialNamespace = "pid:[4026531836]"
 
-// InInitialNamespace says that this process is in it.
+// InInitialNamespace reports whether this process is in the kernel's initial PID namespace.
 func InInitialNamespace(proc fs.FS) bool {
 	link, err := fs.ReadLink(proc, "self/ns/pid")
 	return err == nil && link == initialNamespace
@@ -162,12 +168,12 @@ func InInitialNamespace(proc fs.FS) bool {
 
 var errForeign = errors.New("the host's process IDs are not visible; the pod needs hostPID: true")
 
-// checkHostPIDs returns an error if the process IDs in proc are not the host's. In a PID
-// namespace of its own a program would find other processes under the driver's IDs.
+// checkHostPIDs returns an error if the process IDs in proc are not the host's. In a PID namespace
+// of its own, a program would find other processes under the driver's IDs.
 //
-// The kernel's initial namespace is certainly the host's. If a node is a container
-// itself, the host is that container: then its first process is neither in a pod nor in
-// the cgroup of this process, and whether the driver uses its IDs is not certain.
+// The kernel's initial namespace is certainly the host's. If the node is itself a container, that
+// container is the host: its first process is then neither in a pod nor in this process's cgroup,
+// and it is not certain that the driver uses that container's IDs.
 func checkHostPIDs(proc fs.FS) (certain bool, err error) {
 	if InInitialNamespace(proc) {
 		return true, nil
@@ -190,14 +196,14 @@ func checkHostPIDs(proc fs.FS) (certain bool, err error) {
 // has GPUs (USER_HZ, proc_pid_stat(5)).
 type ticks uint64
 
-// always is after the start of every process.
+// always is later than the start of every process.
 const always ticks = math.MaxUint64
 
 var errReused = errors.New("the process ID is another process's now")
 
-// readCgroup reads the cgroup file of the process, which must have been running at the
-// time. The driver may name a process that has ended and whose ID is in use again, so
-// the process's start is read before and after.
+// readCgroup reads the cgroup file of the process, which must have been running at the given time.
+// The driver may name a process that has ended and whose ID is in use again, so the start time is
+// read before and after.
 func readCgroup(proc fs.FS, pid int, at ticks) (string, error) {
 	before, err := readStart(proc, pid)
 	if err != nil {
@@ -229,8 +235,8 @@ func readStart(proc fs.FS, pid int) (ticks, error) {
 	return start, nil
 }
 
-// parseStart returns the start of a process, as time since boot: field 22 of its stat
-// file. Field 2, the program's name, may contain spaces and parentheses.
+// parseStart returns when a process started, as time since boot: field 22 of its stat file. Field
+// 2, the program's name, may contain spaces and parentheses.
 func parseStart(stat string) (ticks, error) {
 	name := strings.LastIndex(stat, ")")
 	const afterName = 22 - 3
@@ -242,7 +248,7 @@ func parseStart(stat string) (ticks, error) {
 	return 0, errors.New("no start time in its stat file")
 }
 
-// uptime is the time since boot; always if it cannot be read.
+// uptime returns the time since boot, or always if it cannot be read.
 func uptime(proc fs.FS) ticks {
 	file, err := fs.ReadFile(proc, "uptime")
 	if err != nil {
@@ -266,16 +272,17 @@ func uptime(proc fs.FS) ticks {
 // pkg/kubelet/cm/pod_container_manager_linux.go). Each runtime adds the container's ID
 // in its own way, always with all 64 digits.
 var (
-	podPart       = regexp.MustCompile(`(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:[^0-9a-f]|$)`)
+	podPart = regexp.MustCompile(
+		`(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:[^0-9a-f]|$)`)
 	containerPart = regexp.MustCompile(`(?:^|[^0-9a-f])([0-9a-f]{64})(?:[^0-9a-f]|$)`)
 )
 
-// containerOf returns the ID of the pod's container in which the process runs, or "".
-// file is /proc/PID/cgroup of either version: lines of hierarchy, controllers and path
-// (cgroups(7)).
+// containerOf returns the ID of the pod's container in which the process runs; empty if there is
+// none. file is the content of /proc/PID/cgroup of either version: lines of hierarchy, controllers
+// and path (cgroups(7)).
 //
-// It is the first ID after the first pod: a runtime inside the container adds more
-// after it, and a node that is a container itself has its own before it.
+// It is the first ID after the first pod: a runtime inside the container adds more IDs after it,
+// and a node that is itself a container has its own ID before it.
 func containerOf(file string) string {
 	for _, path := range paths(file) {
 		pod := podPart.FindStringIndex(path)

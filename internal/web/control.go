@@ -19,8 +19,8 @@ func writeJSON(w http.ResponseWriter, value any) {
 	_ = encoder.Encode(value)
 }
 
-// ServeControl answers requests on the control socket until ctx ends. Only there can a
-// running Virgate be changed, so the listener must keep out who may not do that.
+// ServeControl answers requests on the control socket until ctx ends. Only there can a running
+// Virgate be changed, so the listener must keep out clients that may not do that.
 func ServeControl(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	server := &http.Server{
 		Handler:           http.MaxBytesHandler(handler, maxControlBody),
@@ -32,22 +32,21 @@ func ServeControl(ctx context.Context, listener net.Listener, handler http.Handl
 	return server.Serve(listener)
 }
 
-// maxControlBody bounds the body of a request on the control socket, in bytes.
+// maxControlBody limits the body of a request on the control socket, in bytes.
 const maxControlBody = 64 << 10
 
-// Health is where the units' health is known and can be changed.
+// Health reads and changes the health of units.
 type Health interface {
-	// Health returns the health of all units as last seen, from any goroutine.
+	// Health returns the health of all units as last seen. It may be called from any goroutine.
 	Health() sharing.HealthReport
-	// ClearHealth makes the units that the selector names healthy because an operator says
-	// so, and returns their health then. The error says that there are none, or ctx ended.
+	// ClearHealth makes the selected units healthy because an operator says so, and returns their
+	// health after that. It returns an error if there are no such units, or if ctx ends.
 	ClearHealth(ctx context.Context, selector sharing.Selector) ([]sharing.UnitHealth, error)
 }
 
-// HealthHandler answers GET /health with the health of all units, and POST
-// /health/clear?gpu=SELECTOR with that of the units it cleared, both as a
-// sharing.HealthReport in JSON. It answers 400 when there is no such unit. It is for
-// the control socket: on the other addresses nothing can be changed.
+// HealthHandler answers GET /health with the health of all units, and POST /health/clear?gpu=SELECTOR
+// with the health of the units that it cleared, both as a sharing.HealthReport in JSON. It answers 400
+// if there is no such unit. It is for the control socket: on the other addresses nothing can be changed.
 func HealthHandler(health Health) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) {

@@ -24,24 +24,24 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// HTTP says how HTTP is served. The zero HTTP is plain and shows all series.
+// HTTP configures how HTTP is served. The zero HTTP is plain and shows all series.
 type HTTP struct {
-	// ConfigFile protects the address with TLS and basic authentication, as the
-	// web configuration file of Prometheus's exporters says; empty for plain HTTP.
-	// Certificates and users are read anew while serving.
+	// ConfigFile protects the address with TLS and basic authentication. It is a web configuration
+	// file as for Prometheus's exporters; empty for plain HTTP. Certificates and users are read
+	// again while serving.
 	ConfigFile string
-	// HealthListen is another address, plain, for /healthz and /readyz; empty for none.
+	// HealthListen is another address, with plain HTTP, for /healthz and /readyz; empty for none.
 	HealthListen string
 	// Profiling adds /debug/pprof/.
 	Profiling bool
 	// NoContainers leaves out the series that name pods.
 	NoContainers bool
-	// MaxSeries is how many of Virgate's series a scrape may have; 10000 when 0, which
-	// leaves room for 8 GPUs with 200 replicas each.
+	// MaxSeries is how many of Virgate's series a scrape may have. 0 means 10000, which is enough
+	// for 8 GPUs with 200 replicas each.
 	MaxSeries int
 }
 
-// Validate says what is wrong with the configuration file.
+// Validate returns what is wrong with the configuration file.
 func (h HTTP) Validate() error {
 	if err := toolkit.Validate(h.ConfigFile); err != nil {
 		return fmt.Errorf("read the web configuration file %s: %w", h.ConfigFile, err)
@@ -52,39 +52,40 @@ func (h HTTP) Validate() error {
 // Options are what a Server needs.
 type Options struct {
 	HTTP
-	// Listen is the address of everything; empty for none.
+	// Listen is the address for everything; empty for none.
 	Listen string
-	// May is closed when Listen may be taken; nil for at once.
+	// May is closed once Listen may be used; nil means at once.
 	May <-chan struct{}
-	// Changed is called when it changes whether an address is served.
+	// Changed is called when an address may have started or stopped being served.
 	Changed func()
 	Node    Node
 	Logger  *slog.Logger
 }
 
-// Node has what is shown of the node, for any goroutine.
+// Node has the functions that return what is shown of the node. They may be called from any goroutine.
 type Node struct {
-	// Status may wait for the kubelet; none of the others waits for anything.
+	// Status may wait for the kubelet, and Forecast for the kubelet and the driver. The other
+	// functions do not wait.
 	Status func(context.Context) status.Status
-	// Unready says why it is not ready, Waiting what a change of the profile waits for.
+	// Unready returns why the node is not ready, and Waiting what a change of the profile waits for.
 	Unready, Waiting func() []string
-	// Plan is what the node should offer; false while that is not known.
+	// Plan returns what the node should offer; false while that is not known.
 	Plan func() (sharing.Plan, bool)
-	// Forecast is what the node would become if its Node had that label.
+	// Forecast returns what the node would become if its Node had that label.
 	Forecast func(ctx context.Context, label, value string) nodereport.Forecast
-	// Metrics returns a registry with what a scrape has.
+	// Metrics returns a registry with everything that a scrape gets.
 	Metrics func() *prometheus.Registry
 }
 
-// Server answers HTTP. It only reads: nothing can be changed here.
+// Server answers HTTP requests. It only reads: nothing can be changed here.
 type Server struct {
 	Options
 	addresses []*address
 }
 
-// address is one on which something is served.
+// address is one network address on which a Server answers.
 type address struct {
-	// what and listens are for people, config is as in HTTP.ConfigFile.
+	// what and listens are words for people, and config is as in HTTP.ConfigFile.
 	what, listens, text, config string
 	may                         <-chan struct{}
 	handler                     func() http.Handler
@@ -92,7 +93,7 @@ type address struct {
 	unserved atomic.Pointer[error]
 }
 
-// New returns a server that listens nowhere yet.
+// New returns a server that does not listen yet.
 func New(options Options) *Server {
 	s := &Server{Options: options}
 	if s.Listen != "" {
@@ -116,7 +117,7 @@ func New(options Options) *Server {
 	return s
 }
 
-// CheckAddresses says that an address cannot be one.
+// CheckAddresses returns an error if an address is invalid.
 func (s *Server) CheckAddresses() error {
 	for _, a := range s.addresses {
 		if _, err := net.ResolveTCPAddr("tcp", a.text); err != nil {
@@ -136,7 +137,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// Unserved says why addresses are not served.
+// Unserved returns why addresses are not served.
 func (s *Server) Unserved() (reasons []error) {
 	for _, a := range s.addresses {
 		if why := a.unserved.Load(); why != nil && *why != nil {
@@ -146,8 +147,8 @@ func (s *Server) Unserved() (reasons []error) {
 	return reasons
 }
 
-// keepServing listens again and again: that another program has the address, as may be on the
-// host's network, must not end the serving of GPUs.
+// keepServing listens again and again. Another program may have the address, for example on the
+// host's network; that must not keep Virgate from serving GPUs.
 func (s *Server) keepServing(ctx context.Context, a *address) {
 	if a.may != nil {
 		select {
@@ -160,8 +161,8 @@ func (s *Server) keepServing(ctx context.Context, a *address) {
 		began := time.Now()
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.text)
 		if err == nil {
-			s.Logger.Info(a.listens, "address",
-				listener.Addr().String()) //nolint:sloglint // one of the two constants in New
+			//nolint:sloglint // one of the two constants in New
+			s.Logger.Info(a.listens, "address", listener.Addr().String())
 			s.setUnserved(a, nil)
 			err = s.serve(ctx, listener, a.handler(), a.config)
 		}
@@ -176,14 +177,14 @@ func (s *Server) keepServing(ctx context.Context, a *address) {
 	}
 }
 
-// The pause before an address is tried again doubles from the first to the longest.
+// The pause before an address is tried again doubles from firstPause to longestPause.
 const (
 	firstPause   = 100 * time.Millisecond
 	longestPause = 10 * time.Second
 )
 
-// nextPause is the pause after this one, and after a try that took so long with it: what
-// was served for a while and ended is a new failure.
+// nextPause returns the pause after this one. took is how long the last try took, including this
+// pause: if an address was served for a while, its end is a new failure.
 func nextPause(pause, took time.Duration) time.Duration {
 	if took >= 2*longestPause {
 		return firstPause
@@ -191,7 +192,7 @@ func nextPause(pause, took time.Duration) time.Duration {
 	return min(2*pause, longestPause)
 }
 
-// setUnserved tells why an address is not served, or that it is.
+// setUnserved records why an address is not served, or that it is, and logs a new reason.
 func (s *Server) setUnserved(a *address, err error) {
 	last := a.unserved.Swap(&err)
 	if err != nil && (last == nil || *last == nil || (*last).Error() != err.Error()) {
@@ -200,22 +201,22 @@ func (s *Server) setUnserved(a *address, err error) {
 	s.Changed()
 }
 
-// maxConnections bounds how much memory and how many descriptors idle or slow clients
-// can take. Scrapers and people need only a few connections.
+// maxConnections limits the memory and the descriptors that idle or slow clients can use. Scrapers
+// and people need only a few connections.
 const maxConnections = 256
 
-// connections closes the oldest connection of a server when there are more than
-// maxConnections. netutil.LimitListener lets the newest wait instead, so that
-// any pod which can reach the address could make the kubelet's probes time out.
+// connections closes the oldest connection of a server when there are more than maxConnections.
+// netutil.LimitListener makes the newest wait instead, so that any pod that can reach the address
+// could make the kubelet's probes time out.
 type connections struct {
 	mu   sync.Mutex
 	open []net.Conn // oldest first
 }
 
-// follow is for http.Server.ConnState, which has each connection before the next is accepted.
+// follow is for http.Server.ConnState, which reports each connection before the next one is accepted.
 func (c *connections) follow(connection net.Conn, state http.ConnState) {
 	if secured, ok := connection.(*tls.Conn); ok {
-		connection = secured.NetConn() // Whose end waits for nobody.
+		connection = secured.NetConn() // Closing it does not wait for the client.
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -264,7 +265,7 @@ func (s *Server) probes(reasons bool) *http.ServeMux {
 	return mux
 }
 
-// maxRequests is how many are answered at a time on each path; others get 503.
+// maxRequests is how many requests each path answers at a time; others get 503.
 const maxRequests = 8
 
 func limited(handler http.HandlerFunc) http.HandlerFunc {
@@ -359,9 +360,9 @@ func (s *Server) pages(metrics http.Handler) *http.ServeMux {
 	return mux
 }
 
-// ready answers 200 when every planned resource is registered and has its stream,
-// and otherwise 503 with the reasons, one a line. That a switch waits for pods is no
-// reason, or they would hold up a rollout; the answer says it.
+// ready answers 200 if every planned resource is registered and has its stream, and otherwise 503
+// with the reasons, one per line. A switch that waits for pods does not make the node unready,
+// because it would hold up a rollout; the answer only mentions it.
 func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	if reasons := s.Node.Unready(); len(reasons) > 0 {
 		http.Error(w, strings.Join(reasons, "\n"), http.StatusServiceUnavailable)

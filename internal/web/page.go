@@ -30,8 +30,8 @@ var pageStyle string
 // page shows a Status to people: one document that loads and runs nothing.
 type page struct {
 	template *template.Template
-	// policy forbids the browser everything but the page's own style, so that a name
-	// with markup in it could do no harm.
+	// policy makes the browser forbid everything but the page's own style, so that a name with
+	// markup in it does no harm.
 	policy string
 }
 
@@ -39,13 +39,19 @@ func newPage() page {
 	hash := sha256.Sum256([]byte(pageStyle))
 	return page{
 		template: template.Must(template.New("page").Funcs(template.FuncMap{
-			"bytes": status.BytesText, "percent": status.PercentText, "since": sinceText, "number": numberText, "share": share,
+			"bytes":     status.BytesText,
+			"percent":   status.PercentText,
+			"since":     sinceText,
+			"number":    numberText,
+			"share":     share,
 			"cause":     causeText,
 			"breakable": func(text string) []string { return strings.SplitAfter(text, ".") },
 			"positive":  func(n *float64) bool { return n != nil && *n > 0 },
-			"style":     func() template.CSS { return template.CSS(pageStyle) }, //nolint:gosec // it is this program's own
+			//nolint:gosec // it is this program's own
+			"style": func() template.CSS { return template.CSS(pageStyle) },
 		}).Parse(pageText)),
-		policy: "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-" + base64.StdEncoding.EncodeToString(hash[:]) + "'",
+		policy: "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-" +
+			base64.StdEncoding.EncodeToString(hash[:]) + "'",
 	}
 }
 
@@ -65,7 +71,7 @@ func (p page) write(w http.ResponseWriter, node status.Status, now time.Time) {
 }
 
 func (s *Server) showPage() http.HandlerFunc {
-	// Parsed at the first request, not at the start, which it would delay.
+	// Parsed at the first request, because parsing it earlier would delay the start.
 	p := sync.OnceValue(newPage)
 	return func(w http.ResponseWriter, r *http.Request) { p().write(w, s.Node.Status(r.Context()), time.Now()) }
 }
@@ -74,7 +80,7 @@ func (s *Server) showPage() http.HandlerFunc {
 type pageView struct {
 	status.Status
 	Now time.Time
-	// Reasons are why it is not ready, without those that the page says elsewhere.
+	// Reasons are why the node is not ready, without the reasons that the page shows elsewhere.
 	Reasons []string
 	// Waiting is what a switch waits for.
 	Waiting []string
@@ -84,19 +90,19 @@ type pageView struct {
 
 type gpuView struct {
 	status.GPU
-	// Slots is how many memory slots its partitions lie in; 0 without partitions.
+	// Slots is the number of memory slots that its partitions are in; 0 without partitions.
 	Slots int
-	// Layout is how far the GPU is with its MIG layout; nil where none is wanted.
+	// Layout is how far the GPU has come with its MIG layout; nil if none is wanted.
 	Layout *nodereport.GPULayout
 	Blocks []blockView
 }
 
-// blockView is a unit with a cell for each of its devices, busiest holders first.
+// blockView is a unit with a cell for each of its devices, starting with the busiest holder.
 type blockView struct {
 	status.Unit
-	// Cells have the pod that holds the device, empty for a free one.
+	// Cells have the pods that hold the devices; empty for a free device.
 	Cells []string
-	// More is how many devices have no cell.
+	// More is the number of devices without a cell.
 	More int
 }
 
@@ -107,13 +113,18 @@ type changeView struct {
 }
 
 const (
-	// maxCells bounds the cells of a unit, maxChanges the changes shown.
+	// maxCells limits the cells of a unit, and maxChanges the changes that are shown.
 	maxCells, maxChanges = 48, 10
 )
 
 // newPageView is pure.
 func newPageView(node status.Status, now time.Time) pageView {
-	view := pageView{Status: node, Now: now, Changes: changesOf(node), Waiting: nodereport.Waiting(node.Layouts, node.Waits)}
+	view := pageView{
+		Status:  node,
+		Now:     now,
+		Changes: changesOf(node),
+		Waiting: nodereport.Waiting(node.Layouts, node.Waits),
+	}
 	for _, reason := range node.Unready {
 		if node.Profile.Error == "" || !strings.HasSuffix(reason, node.Profile.Error) {
 			view.Reasons = append(view.Reasons, reason)
@@ -150,7 +161,7 @@ func newBlockView(u status.Unit) blockView {
 	return block
 }
 
-// busiestFirst sorts holders by how much they compute, then by their memory.
+// busiestFirst sorts holders by how much they compute, then by their use of memory.
 func busiestFirst(a, b status.Holder) int {
 	load := func(h status.Holder) (sm, memory float64) {
 		if h.Use != nil {
@@ -164,11 +175,13 @@ func busiestFirst(a, b status.Holder) int {
 	return cmp.Or(cmp.Compare(smB, smA), cmp.Compare(memoryB, memoryA))
 }
 
-// changesOf are the changes that the status knows of, the latest first.
+// changesOf returns the changes that the status has, latest first.
 func changesOf(node status.Status) []changeView {
 	var changes []changeView
 	if p := node.Profile; !p.Since.IsZero() {
-		changes = append(changes, changeView{p.Since, "profile", strings.TrimSpace(p.Wanted.Name + " " + string(p.State))})
+		changes = append(changes, changeView{
+			p.Since, "profile", strings.TrimSpace(p.Wanted.Name + " " + string(p.State)),
+		})
 	}
 	unit := func(name string, h status.Health) {
 		if h.Since != nil && h.Reason != "" {
@@ -189,7 +202,7 @@ func changesOf(node status.Status) []changeView {
 	return changes[:min(len(changes), maxChanges)]
 }
 
-// share is the part of the whole, 0 to 1, as <meter> takes it.
+// share returns the part's ratio to the whole, 0 to 1, in the form that <meter> needs.
 func share(part *float64, whole uint64) string {
 	if part == nil || whole == 0 {
 		return "0"
@@ -197,13 +210,13 @@ func share(part *float64, whole uint64) string {
 	return numberText(min(1, *part/float64(whole)))
 }
 
-// numberText is a number without an exponent, 0 for an unknown one.
+// numberText returns a number without an exponent, 0 for an unknown one.
 func numberText(n any) string {
 	value, _ := status.NumberOf(n)
 	return strconv.FormatFloat(value, 'f', -1, 64)
 }
 
-// causeText says why processes belong to no holder.
+// causeText returns why processes belong to no holder.
 func causeText(cause sharing.UnattributedCause) string {
 	return cmp.Or(map[sharing.UnattributedCause]string{
 		sharing.CauseNoContainer:  "in no container",
@@ -213,7 +226,7 @@ func causeText(cause sharing.UnattributedCause) string {
 	}[cause], string(cause))
 }
 
-// sinceText is how long ago something was, in its largest unit.
+// sinceText returns how long ago something was, in its largest unit.
 func sinceText(now, then time.Time) string {
 	ago := now.Sub(then)
 	switch {

@@ -15,23 +15,23 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// State is what a node offers and who holds it, at one moment.
+// State is what a node offers and which containers hold it, at one moment.
 type State struct {
-	// GPUs are the node's GPUs as last seen.
+	// GPUs are the node's GPUs as last read.
 	GPUs []sharing.GPU
-	// Planned is what the profile offers, Listed what the kubelet is told now: with the
-	// devices that are about to be removed, and the units that can be used.
+	// Planned is what the profile offers. Listed is what the kubelet has now: it includes devices
+	// that are about to be removed, and the units that can be used.
 	Planned, Listed []sharing.Resource
-	// Allocations say who holds what. While AllocationsKnown is false, series that
-	// depend on them are absent.
+	// Allocations are the containers and their devices. While AllocationsKnown is false, series
+	// that depend on them are absent.
 	Allocations      []sharing.Allocation
 	AllocationsKnown bool
 }
 
-// Families are the metrics that a collector has, by name without "virgate_".
+// Families are the metrics of a collector, by name without "virgate_".
 type Families map[string]*prometheus.Desc
 
-// ParseFamilies reads a table with a metric in each line: name{label, label} meaning.
+// ParseFamilies reads a table with one metric per line: name{label, label} meaning.
 func ParseFamilies(table string) Families {
 	families := Families{}
 	for line := range strings.Lines(table) {
@@ -53,7 +53,7 @@ func (f Families) Describe(ch chan<- *prometheus.Desc) {
 // Send sends a metric with one value: a counter if its name ends in "_total", else a gauge.
 type Send func(name string, value float64, labels ...string)
 
-// To sends metrics to a scrape.
+// To returns a Send that passes metrics to a scrape.
 func (f Families) To(ch chan<- prometheus.Metric) Send {
 	return func(name string, value float64, labels ...string) {
 		desc, known := f[name]
@@ -80,9 +80,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) { c.collect(c.To(ch)) }
 //go:embed units.txt
 var unitFamilies string
 
-// NewCollector returns a collector of what state returns, whose series name no pods. Like the
+// NewCollector returns a collector of the result of state. Its series name no pods. Like the
 // functions of the other collectors, state is called at each scrape, from any goroutine, and
-// answers at once.
+// returns at once.
 func NewCollector(state func() State) prometheus.Collector {
 	return collector{ParseFamilies(unitFamilies), func(send Send) {
 		now := state()
@@ -95,7 +95,8 @@ func NewCollector(state func() State) prometheus.Collector {
 
 func collectUnits(send Send, state State) {
 	for _, g := range state.GPUs {
-		send("gpu_info", 1, g.UUID, strconv.Itoa(g.Index), g.Model, g.Architecture, strconv.FormatBool(g.MIG), g.PCIBusID, strconv.Itoa(g.NUMANode))
+		send("gpu_info", 1, g.UUID, strconv.Itoa(g.Index), g.Model, g.Architecture, strconv.FormatBool(g.MIG),
+			g.PCIBusID, strconv.Itoa(g.NUMANode))
 		send("gpu_memory_bytes", float64(g.Memory), g.UUID)
 		send("unit_healthy", BoolToFloat(g.Health.Healthy()), g.UUID, g.UUID)
 		for _, p := range g.Partitions {
@@ -109,9 +110,13 @@ func collectUnits(send Send, state State) {
 	for _, r := range state.Listed {
 		for _, u := range r.Units {
 			send("unit_replicas", float64(u.Replicas), r.Name, u.GPU, u.ID)
-			profile, gi, ci := "", "", ""
+			profile := ""
+			gi := ""
+			ci := ""
 			if u.Partition() {
-				profile, gi, ci = u.Profile.String(), strconv.Itoa(u.GI), strconv.Itoa(u.CI)
+				profile = u.Profile.String()
+				gi = strconv.Itoa(u.GI)
+				ci = strconv.Itoa(u.CI)
 			}
 			send("unit_info", 1, u.GPU, u.ID, profile, gi, ci, r.Name)
 		}
@@ -135,7 +140,7 @@ func collectHeld(send Send, state State) {
 	}
 }
 
-// BoolToFloat is 1 for true and 0 for false.
+// BoolToFloat returns 1 for true and 0 for false.
 func BoolToFloat(b bool) float64 {
 	if b {
 		return 1
@@ -143,9 +148,9 @@ func BoolToFloat(b bool) float64 {
 	return 0
 }
 
-// constMetric returns a metric with one value. Prometheus accepts only UTF-8, so other bytes
-// in a label, as in a driver's name, become U+FFFD and do not fail the scrape. With too few
-// or too many labels the metric is invalid, which the scrape reports before it goes on.
+// constMetric returns a metric with one value. Prometheus accepts only UTF-8, so other bytes in a
+// label, for example in a driver's name, become U+FFFD instead of failing the scrape. With the
+// wrong number of labels the metric is invalid; the scrape reports this and goes on.
 func constMetric(desc *prometheus.Desc, kind prometheus.ValueType, value float64, labels ...string) prometheus.Metric {
 	if slices.ContainsFunc(labels, func(label string) bool { return !utf8.ValidString(label) }) {
 		labels = slices.Clone(labels)
@@ -160,20 +165,23 @@ func constMetric(desc *prometheus.Desc, kind prometheus.ValueType, value float64
 	return metric
 }
 
-// LimitedCollector limits how many series other collectors show together. Those beyond are
-// dropped and counted, so the collectors that matter most come first. A histogram counts as
-// one series; there are few.
+// LimitedCollector limits the total number of series of other collectors. It drops and counts
+// further series, so the most important collectors come first. A histogram counts as one series;
+// there are few.
 type LimitedCollector struct {
 	most       int
 	collectors []prometheus.Collector
 	own        Families
 }
 
-// NewLimitedCollector returns a collector of at most so many series of the collectors.
+// NewLimitedCollector returns a collector that passes on at most this many series of the
+// collectors.
 func NewLimitedCollector(most int, collectors ...prometheus.Collector) LimitedCollector {
 	return LimitedCollector{
-		most: most, collectors: collectors,
-		own: ParseFamilies("dropped_series{} Series that this scrape lacks because there are more than --metrics-max-series."),
+		most:       most,
+		collectors: collectors,
+		own: ParseFamilies(
+			"dropped_series{} Series that this scrape lacks because there are more than --metrics-max-series."),
 	}
 }
 
@@ -198,7 +206,7 @@ func (l LimitedCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// pass passes on metrics up to the limit, and then the number of those dropped.
+// pass passes on metrics up to the limit, and then the number of dropped metrics.
 func (l LimitedCollector) pass(all <-chan prometheus.Metric, ch chan<- prometheus.Metric) {
 	shown, dropped := 0, 0
 	for metric := range all {
@@ -215,7 +223,7 @@ func (l LimitedCollector) pass(all <-chan prometheus.Metric, ch chan<- prometheu
 //go:embed health.txt
 var healthFamilies string
 
-// NewHealthCollector returns a collector of what report returns.
+// NewHealthCollector returns a collector of the result of report.
 func NewHealthCollector(report func() sharing.HealthReport) prometheus.Collector {
 	return collector{ParseFamilies(healthFamilies), func(send Send) { collectHealth(send, report()) }}
 }
@@ -242,15 +250,15 @@ func collectHealth(send Send, report sharing.HealthReport) {
 	}
 }
 
-// UtilizationState is what the last sample of the GPUs' utilization found.
+// UtilizationState is the result of the last sample of the GPUs' utilization.
 type UtilizationState struct {
 	Report sharing.UtilizationReport
-	// Age is how old the sample is; Sampled is false when there is none yet.
+	// Age is the age of the sample. Sampled is false before the first sample.
 	Age     time.Duration
 	Sampled bool
-	// Contended is how long each GPU has been contended so far, by UUID.
+	// Contended is how long each GPU has been contended in total, by UUID.
 	Contended map[string]time.Duration
-	// AttributionErrors and SampleErrors count what went wrong, by stage and by source.
+	// AttributionErrors counts errors by stage, SampleErrors by source.
 	AttributionErrors map[sharing.AttributionStage]uint64
 	SampleErrors      map[string]uint64
 }
@@ -258,7 +266,7 @@ type UtilizationState struct {
 //go:embed utilization.txt
 var utilizationFamilies string
 
-// NewUtilizationCollector returns a collector of what use returns, whose series name no pods.
+// NewUtilizationCollector returns a collector of the result of use. Its series name no pods.
 func NewUtilizationCollector(use func() UtilizationState) prometheus.Collector {
 	return collector{ParseFamilies(utilizationFamilies), func(send Send) { collectUtilization(send, use()) }}
 }
@@ -351,8 +359,8 @@ func figure(send Send, name string, figure *float64, labels ...string) {
 //go:embed containers.txt
 var containerFamilies string
 
-// NewContainerCollector returns a collector of all series that name a pod. They are
-// gauges of the present state, so that none is left when a pod has ended.
+// NewContainerCollector returns a collector of all series that name a pod. They are gauges of the
+// current state, so an ended pod leaves no series behind.
 func NewContainerCollector(state func() State, use func() UtilizationState) prometheus.Collector {
 	return collector{ParseFamilies(containerFamilies), func(send Send) {
 		if now := state(); now.AllocationsKnown {
@@ -376,8 +384,8 @@ func collectContainers(send Send, containers []sharing.ContainerUtilization) {
 	}
 }
 
-// collectMPSLimits shows what containers were granted of units that are shared by MPS. Who
-// holds such a unit under another name was granted something else.
+// collectMPSLimits shows the limits that containers were granted for units shared by MPS. A
+// container that holds such a unit under another name has another grant.
 func collectMPSLimits(send Send, state State) {
 	gpu := sharing.GPUByUnit(state.GPUs)
 	for _, usage := range sharing.Usage(state.Listed, state.Allocations) {
@@ -409,7 +417,7 @@ func collectAllocations(send Send, state State) {
 			unit, _, _ := sharing.ParseDeviceID(device)
 			gpu, known := gpu[unit]
 			key := [5]string{a.Namespace, a.Pod, a.Container, a.Resource, device}
-			if !known || seen[key] { // Another plugin's, or of a unit that the node does not have.
+			if !known || seen[key] { // Another plugin's device, or a unit that the node does not have.
 				continue
 			}
 			seen[key] = true

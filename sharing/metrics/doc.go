@@ -1,6 +1,6 @@
 // Package metrics shows plans and allocations to Prometheus.
 //
-// Each collector makes constant metrics at a scrape from what its source has at hand:
-// nothing needs to be reset, and what is gone leaves no series behind. A scrape never
-// asks the driver or the kubelet.
+// At each scrape, each collector makes constant metrics from the data its source already has.
+// Nothing needs to be reset, and removed objects leave no series behind. A scrape never queries the
+// driver or the kubelet.
 package metrics

@@ -1,6 +1,6 @@
-// Package await lets tests wait for conditions. Tests that cannot run in a synctest bubble
-// (real processes, sockets, containers) wait with it, so that no test sleeps or judges by
-// the clock: the linter forbids both everywhere else in tests.
+// Package await lets tests wait for conditions. Tests that cannot run in a synctest bubble (real
+// processes, sockets, containers) use it, so that no test sleeps or depends on the clock. The
+// linter forbids both everywhere else in tests.
 package await
 
 import (
@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// Patience ends a wait that hangs. It is far longer than anything takes on the slowest
-// machine, so it never decides whether a machine is fast enough.
+// Patience ends a wait that hangs. It is far longer than anything takes on the slowest machine, so
+// no test depends on a machine's speed.
 const Patience = 5 * time.Minute
 
-// The pause between two looks grows from the first to the second.
+// The pause between two checks grows from the first to the last.
 const (
 	firstPause = time.Millisecond
 	lastPause  = 50 * time.Millisecond
@@ -23,15 +23,15 @@ const (
 // errNever marks a condition that can no longer come true.
 var errNever = errors.New("this can no longer happen")
 
-// Never returns an error for a condition that can no longer come true, such as a pod to
-// run that has Failed. Until then fails at once.
+// Never returns an error for a condition that can no longer come true, for example that a pod runs
+// which has Failed. With it Until fails at once.
 func Never(format string, arguments ...any) error {
 	return fmt.Errorf("%w: %w", errNever, fmt.Errorf(format, arguments...))
 }
 
-// Until waits until condition returns nil. It fails the test with the condition's last
-// error after Patience, and at once if that error is Never's. It must be called by the
-// goroutine that runs the test.
+// Until waits until condition returns nil. It fails the test with the condition's last error after
+// Patience, or at once if that error is from Never. Only the goroutine that runs the test may call
+// it.
 func Until(t testing.TB, what string, condition func() error) {
 	t.Helper()
 	if err := Condition(t.Context().Done(), condition); err != nil {
@@ -39,7 +39,7 @@ func Until(t testing.TB, what string, condition func() error) {
 	}
 }
 
-// True is Until for a condition that has nothing more to say.
+// True is Until for a condition that returns no error.
 func True(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	Until(t, what, func() error {
@@ -52,8 +52,8 @@ func True(t testing.TB, what string, condition func() bool) {
 
 var errNotYet = errors.New("not yet")
 
-// Condition waits until condition returns nil, and returns its last error after Patience,
-// once it is Never's, or once cancelled is closed.
+// Condition waits until condition returns nil. It returns the last error after Patience, when the
+// error is from Never, or when cancelled is closed.
 func Condition(cancelled <-chan struct{}, condition func() error) error {
 	timeout := time.NewTimer(Patience)
 	defer timeout.Stop()

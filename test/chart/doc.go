@@ -1,3 +1,3 @@
-// Package chart holds tests of the Helm chart. It is a module of its own so
-// that Virgate does not depend on Helm.
+// Package chart has tests of the Helm chart. It is a separate module, so that Virgate does not
+// depend on Helm.
 package chart

@@ -1,5 +1,5 @@
-// Package gpu checks Virgate on a machine that has GPUs, against what
-// nvidia-smi says of them: docs/how-to/check-hardware.md. Without the program's path in
-// $VIRGATE, as in make test, its tests are skipped. They only read: no clock, no
-// MIG mode, no reset, and no work on a GPU.
+// Package gpu checks Virgate on a machine with GPUs, against the output of nvidia-smi:
+// docs/how-to/check-hardware.md. Its tests are skipped unless $VIRGATE is the path of the program,
+// so make test skips them. They only read: they change no clock and no MIG mode, reset nothing, and
+// run nothing on a GPU.
 package gpu

@@ -1,4 +1,4 @@
-// Package kubelettest is a simulated kubelet that can be made slow, silent and refusing.
+// Package kubelettest is a simulated kubelet that can be slow, give no answer, or refuse.
 package kubelettest
 
 import (
@@ -20,13 +20,13 @@ type Kubelet struct {
 	mu     sync.Mutex
 	hang   bool
 	refuse int
-	// pending are hung Register calls under way, expired those whose callers waited until
+	// pending counts the Register calls that hang now, expired those whose callers waited until
 	// their deadline.
 	pending, expired int
 	listDelay        time.Duration
 }
 
-// New returns a kubelet, which Run starts. It sets OnRegister and OnRead.
+// New returns a kubelet. Run starts it. New sets OnRegister and OnRead.
 func New(options simkubelet.Options) *Kubelet {
 	k := &Kubelet{}
 	options.OnRegister, options.OnRead = k.register, k.read
@@ -34,14 +34,14 @@ func New(options simkubelet.Options) *Kubelet {
 	return k
 }
 
-// HangRegister makes the kubelet accept Register calls and never answer them.
+// HangRegister makes the kubelet accept Register calls but never answer them.
 func (k *Kubelet) HangRegister(hang bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.hang = hang
 }
 
-// Hung counts the Register calls that HangRegister keeps waiting now, and those whose
+// Hung returns the number of Register calls that HangRegister keeps waiting now, and of those whose
 // callers have waited until their deadline.
 func (k *Kubelet) Hung() (pending, expired int) {
 	k.mu.Lock()
@@ -56,9 +56,9 @@ func (k *Kubelet) RefuseRegister(n int) {
 	k.refuse = n
 }
 
-// DelayLists makes the kubelet wait before it reads each list, except for the next
-// one of each open stream, and before it notices the end of a stream, because one
-// goroutine does both. 0 ends that.
+// DelayLists makes the kubelet wait before it reads each list, except for the next one of each open
+// stream, and before it notices the end of a stream, because one goroutine does both. A delay of 0
+// turns that off.
 func (k *Kubelet) DelayLists(delay time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -73,8 +73,8 @@ func (k *Kubelet) Restart(ctx context.Context) error {
 	return k.Start(ctx)
 }
 
-// Reboot is Restart with every container stopped in between, so each pod has to be
-// admitted again with the devices it had.
+// Reboot is Restart with every container stopped in between. Each pod therefore has to be admitted
+// again with the devices that it had.
 func (k *Kubelet) Reboot(ctx context.Context) error {
 	if err := k.Stop(ctx); err != nil {
 		return err

@@ -1,5 +1,5 @@
-// Command mpscontrol is internal/simmps as a program of its own, to be installed as
-// nvidia-cuda-mps-control where tests have no GPU.
+// Command mpscontrol is internal/simmps as a separate program. Tests without a GPU install it as
+// nvidia-cuda-mps-control.
 package main
 
 import (

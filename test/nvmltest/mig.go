@@ -8,11 +8,11 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// The functions below change a GPU's partitions as nvidia-smi does, by index and
-// IDs. They are for opened libraries whose GPUs nobody needs.
+// The functions below change a GPU's partitions as nvidia-smi does, by index and IDs. They need
+// opened libraries, and GPUs that nothing uses.
 
-// SetMIG turns MIG mode on or off. On GPUs before Hopper the mode is pending until
-// the GPU is reset. It is IN_USE while there are GPU instances or processes.
+// SetMIG turns MIG mode on or off. On GPUs before Hopper the mode is pending until the GPU is
+// reset. It returns IN_USE while there are GPU instances or processes.
 func SetMIG(lib nvml.Library, gpu int, on bool) error {
 	device, err := lib.DeviceGetHandleByIndex(gpu)
 	if err != nil {
@@ -25,15 +25,15 @@ func SetMIG(lib nvml.Library, gpu int, on bool) error {
 	return err
 }
 
-// CreateGPUInstance makes a GPU instance of the published profile ID at the memory
-// slot and returns its ID.
+// CreateGPUInstance creates a GPU instance of the published profile ID at the memory slot and
+// returns its ID.
 func CreateGPUInstance(lib nvml.Library, gpu, profile, start int) (id int, err error) {
 	device, err := lib.DeviceGetHandleByIndex(gpu)
 	if err != nil {
 		return 0, err
 	}
 	at := mig.Placement{Start: start}
-	// Of a profile that the GPU does not have, the next call says so.
+	// If the GPU does not have the profile, the next call returns the error.
 	if possible, err := lib.DeviceGetGpuInstancePossiblePlacements(device, profile); err == nil {
 		at.Size = possible[0].Size
 	}
@@ -45,8 +45,8 @@ func CreateGPUInstance(lib nvml.Library, gpu, profile, start int) (id int, err e
 	return info.ID, err
 }
 
-// CreateComputeInstance makes a compute instance on so many of the GPU instance's
-// slices, which is a new MIG device, and returns its ID and UUID.
+// CreateComputeInstance creates a compute instance on that many of the GPU instance's slices, which
+// is a new MIG device. It returns its ID and UUID.
 func CreateComputeInstance(lib nvml.Library, gpu, gi, count int) (id int, uuid string, err error) {
 	device, err := lib.DeviceGetHandleByIndex(gpu)
 	if err != nil {
@@ -69,7 +69,7 @@ func CreateComputeInstance(lib nvml.Library, gpu, gi, count int) (id int, uuid s
 	return info.ID, uuid, err
 }
 
-// uuidOf is the UUID of the MIG device with these IDs.
+// uuidOf returns the UUID of the MIG device with these IDs.
 func uuidOf(lib nvml.Library, device nvml.Device, gi, ci int) (string, error) {
 	count, err := lib.DeviceGetMaxMigDeviceCount(device)
 	if err != nil {
@@ -95,7 +95,7 @@ func uuidOf(lib nvml.Library, device nvml.Device, gi, ci int) (string, error) {
 	return "", nvml.NotFound
 }
 
-// DestroyComputeInstance is IN_USE while a process runs on it.
+// DestroyComputeInstance returns IN_USE while a process runs on it.
 func DestroyComputeInstance(lib nvml.Library, gpu, gi, ci int) error {
 	device, err := lib.DeviceGetHandleByIndex(gpu)
 	if err != nil {
@@ -112,8 +112,8 @@ func DestroyComputeInstance(lib nvml.Library, gpu, gi, ci int) error {
 	return lib.ComputeInstanceDestroy(compute)
 }
 
-// DestroyGPUInstance is IN_USE while there are compute instances. That the last of them has
-// only just gone is no reason: it tries a second time.
+// DestroyGPUInstance returns IN_USE while there are compute instances. It tries a second time, so
+// that a compute instance that has only just gone does not count.
 func DestroyGPUInstance(lib nvml.Library, gpu, gi int) error {
 	device, err := lib.DeviceGetHandleByIndex(gpu)
 	if err != nil {

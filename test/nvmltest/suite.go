@@ -1,6 +1,6 @@
-// Package nvmltest is a conformance suite for back-ends of nvml.Library: for the
-// simulated node, for traces and, where there is one, for a real driver. It only
-// reads, so that it can run on a node in use.
+// Package nvmltest is a conformance suite for implementations of nvml.Library: the simulated node,
+// traces and, on a machine with GPUs, a real driver. It only reads, so that it can run on a node in
+// use.
 package nvmltest
 
 import (
@@ -15,20 +15,20 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Unknown in Expect says that the number may be any.
+// Unknown in Expect accepts any number.
 const Unknown = -1
 
-// Expect is what is known of a node in advance.
+// Expect is what is known about a node in advance.
 type Expect struct {
-	// GPUs and Partitions are how many there are on the whole node.
+	// GPUs and Partitions are the numbers on the whole node.
 	GPUs, Partitions int
-	// Event makes the GPU at that index report XID 94; nil when nothing can. A trace
-	// in which it did has the event.
+	// Event makes the GPU at that index report XID 94; nil if nothing can do that. A trace of such
+	// a run contains the event.
 	Event func(t *testing.T, gpu int)
 }
 
-// Run holds the suite against the libraries that open returns, which it has not
-// opened yet: one for each part.
+// Run checks the libraries that open returns, one for each part. open must return a library that is
+// not opened yet.
 func Run(t *testing.T, open func(t *testing.T) nvml.Library, expect Expect) {
 	t.Run("life", func(t *testing.T) { life(t, open(t)) })
 	for _, part := range []struct {
@@ -48,8 +48,8 @@ func Run(t *testing.T, open func(t *testing.T) nvml.Library, expect Expect) {
 	t.Run("scan", func(t *testing.T) { scan(t, open(t), expect) })
 }
 
-// RunOnce runs the suite on one library, opened once, and always in the same
-// order. It makes all the calls of Run, so that Run passes on a trace of it.
+// RunOnce runs the suite on one library, opened once, and always in the same order. It makes all
+// the calls of Run, so that Run passes on a trace of it.
 func RunOnce(t *testing.T, lib nvml.Library, expect Expect) {
 	must(t, lib.Init())
 	defer func() { must(t, lib.Shutdown()) }()
@@ -58,8 +58,7 @@ func RunOnce(t *testing.T, lib nvml.Library, expect Expect) {
 	}
 }
 
-// life holds that the library counts how often it is opened, and answers only
-// while it is.
+// life checks that the library counts how often it is opened, and answers only while it is open.
 func life(t *testing.T, lib nvml.Library) {
 	closed := func(when string) {
 		t.Helper()
@@ -85,12 +84,12 @@ func life(t *testing.T, lib nvml.Library) {
 	}
 }
 
-// scan holds that two looks see the same.
+// scan checks that two scans give the same result.
 func scan(t *testing.T, lib nvml.Library, expect Expect) {
 	look := func() []sharing.GPU {
 		gpus, err := nvml.Scan(lib)
 		if errors.Is(err, nvml.NoPermission) {
-			expect.Partitions = Unknown // Their instances may not be asked.
+			expect.Partitions = Unknown // Their instances cannot be read.
 			return gpus
 		}
 		must(t, err)
@@ -122,7 +121,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// fails holds that the error is one of NVML's, with its code and its call.
+// fails checks that the error is one of NVML's, with its code and its call.
 func fails(t *testing.T, call string, err error, codes ...nvml.Return) {
 	t.Helper()
 	failed, ok := errors.AsType[*nvml.Error](err)
@@ -138,8 +137,8 @@ func fails(t *testing.T, call string, err error, codes ...nvml.Return) {
 	}
 }
 
-// optional holds that a call which a GPU or a driver need not have, if it
-// fails, says that it is not there.
+// optional checks a call that a GPU or a driver may lack: if it fails, the error must be one of
+// those for a missing call.
 func optional(t *testing.T, call string, err error) bool {
 	t.Helper()
 	if err != nil {
@@ -148,7 +147,7 @@ func optional(t *testing.T, call string, err error) bool {
 	return err == nil
 }
 
-// The names of things, as NVML's header and nvidia-smi have them.
+// The formats of names in NVML's header and nvidia-smi.
 var (
 	gpuUUID     = regexp.MustCompile(`^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 	migUUID     = regexp.MustCompile(`^MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
@@ -157,15 +156,15 @@ var (
 	release     = regexp.MustCompile(`^[0-9]+(\.[0-9]+)+$`)
 )
 
-// devices are the handles of all GPUs that this process may open.
+// devices returns the handles of all GPUs that this process may open.
 func devices(t *testing.T, lib nvml.Library) []nvml.Device {
 	t.Helper()
 	found, _ := counted(t, lib)
 	return found
 }
 
-// counted are the devices, and how many GPUs there are: those that may not be opened
-// count all the same (nvml.h).
+// counted returns the devices and the number of GPUs. The number includes GPUs that may not be
+// opened (nvml.h).
 func counted(t *testing.T, lib nvml.Library) (found []nvml.Device, count int) {
 	t.Helper()
 	count, err := lib.DeviceGetCount()
@@ -181,7 +180,7 @@ func counted(t *testing.T, lib nvml.Library) (found []nvml.Device, count int) {
 	return found, count
 }
 
-// GPUs holds what is said of each GPU.
+// gpus checks the values of each GPU.
 func gpus(t *testing.T, lib nvml.Library, expect Expect) {
 	version, err := lib.SystemGetDriverVersion()
 	must(t, err)
@@ -216,7 +215,7 @@ func gpus(t *testing.T, lib nvml.Library, expect Expect) {
 	}
 }
 
-// GPU holds what is said in numbers.
+// gpu checks the numbers of one GPU.
 func gpu(t *testing.T, lib nvml.Library, device nvml.Device) {
 	total := memory(t, lib, device)
 	if minor, err := lib.DeviceGetMinorNumber(device); optional(t, "DeviceGetMinorNumber", err) {
@@ -273,8 +272,8 @@ func gpu(t *testing.T, lib nvml.Library, device nvml.Device) {
 	}
 }
 
-// memory holds that what is used is there, and returns the total in bytes; 0
-// for a device without memory of its own.
+// memory checks that the used memory exists, and returns the total in bytes; 0 for a device without
+// memory of its own.
 func memory(t *testing.T, lib nvml.Library, device nvml.Device) uint64 {
 	t.Helper()
 	info, err := lib.DeviceGetMemoryInfo(device)
@@ -309,11 +308,11 @@ func unique(t *testing.T, what, got string, seen map[string]bool) {
 	seen[got] = true
 }
 
-// walkLimit is more than any walk of this suite has steps.
+// walkLimit is more than the steps of any walk of this suite.
 const walkLimit = 128
 
-// partitions holds that the walk over a GPU's MIG devices ends, has holes and
-// no other errors, and that each device leads to its instances.
+// partitions checks that the walk over a GPU's MIG devices ends and has holes but no other errors,
+// and that each device leads to its instances.
 func partitions(t *testing.T, lib nvml.Library, expect Expect) {
 	found := 0
 	uuids := map[string]bool{}
@@ -330,7 +329,7 @@ func partitions(t *testing.T, lib nvml.Library, expect Expect) {
 		for index := range most {
 			device, err := lib.DeviceGetMigDeviceHandleByIndex(parent, index)
 			if err != nil {
-				// NVIDIA's go-nvlib takes both for a hole.
+				// NVIDIA's go-nvlib treats both as a hole.
 				fails(t, "DeviceGetMigDeviceHandleByIndex", err, nvml.NotFound, nvml.InvalidArgument)
 				continue
 			}
@@ -344,7 +343,7 @@ func partitions(t *testing.T, lib nvml.Library, expect Expect) {
 	number(t, "partitions", found, expect.Partitions)
 }
 
-// partition holds what is said of one.
+// partition checks the values of one MIG device.
 func partition(t *testing.T, lib nvml.Library, parent, device nvml.Device, uuids map[string]bool) {
 	t.Helper()
 	uuid, err := lib.DeviceGetUUID(device)
@@ -364,7 +363,7 @@ func partition(t *testing.T, lib nvml.Library, parent, device nvml.Device, uuids
 
 	gi, err := lib.DeviceGetGpuInstanceId(device)
 	must(t, err)
-	// Instances are for root, and each call may say so.
+	// Instances are for root; any of the calls may refuse.
 	instance, err := lib.DeviceGetGpuInstanceById(parent, gi)
 	if errors.Is(err, nvml.NoPermission) {
 		return
@@ -395,7 +394,7 @@ func partition(t *testing.T, lib nvml.Library, parent, device nvml.Device, uuids
 	}
 }
 
-// profiles holds that the enumeration of GPU instance profiles has an end.
+// profiles checks that the enumeration of GPU instance profiles ends.
 func profiles(t *testing.T, lib nvml.Library, _ Expect) {
 	for _, device := range devices(t, lib) {
 		for enum := range walkLimit + 1 {
@@ -415,7 +414,7 @@ func profiles(t *testing.T, lib nvml.Library, _ Expect) {
 	}
 }
 
-// neighbours holds what is said of pairs of GPUs and of links.
+// neighbours checks the values for pairs of GPUs and for links.
 func neighbours(t *testing.T, lib nvml.Library, _ Expect) {
 	found := devices(t, lib)
 	for i, a := range found {
@@ -434,8 +433,7 @@ func neighbours(t *testing.T, lib nvml.Library, _ Expect) {
 	}
 }
 
-// links holds that the enumeration of a GPU's links has an end, and that an
-// active one leads somewhere.
+// links checks that the enumeration of a GPU's links ends, and that an active link leads somewhere.
 func links(t *testing.T, lib nvml.Library, device nvml.Device) {
 	t.Helper()
 	for link := range walkLimit + 1 {
@@ -455,7 +453,7 @@ func links(t *testing.T, lib nvml.Library, device nvml.Device) {
 	}
 }
 
-// metering holds what is said of a GPU's use.
+// metering checks the values of a GPU's use.
 func metering(t *testing.T, lib nvml.Library, device nvml.Device) {
 	t.Helper()
 	if rates, err := lib.DeviceGetUtilizationRates(device); optional(t, "DeviceGetUtilizationRates", err) {
@@ -483,8 +481,8 @@ func metering(t *testing.T, lib nvml.Library, device nvml.Device) {
 	samples(t, lib, device)
 }
 
-// samples holds that samples are of processes, and that those which were seen do
-// not come again.
+// samples checks that samples belong to processes, and that samples which were seen do not come
+// again.
 func samples(t *testing.T, lib nvml.Library, device nvml.Device) {
 	t.Helper()
 	seen := uint64(0)
@@ -504,8 +502,8 @@ func samples(t *testing.T, lib nvml.Library, device nvml.Device) {
 	}
 }
 
-// instances holds that the exact listing of a GPU's instances agrees with its
-// profiles, and that each placement lies on the GPU. Listing is for root.
+// instances checks that the exact listing of a GPU's instances agrees with its profiles, and that
+// each placement lies on the GPU. Listing is for root.
 func instances(t *testing.T, lib nvml.Library, _ Expect) {
 	for _, device := range devices(t, lib) {
 		for enum := range walkLimit {
@@ -536,8 +534,8 @@ func instances(t *testing.T, lib nvml.Library, _ Expect) {
 	}
 }
 
-// listed holds that an instance which was listed by its profile is of it, and so
-// for its compute instances.
+// listed checks that an instance that was listed by its profile has that profile; the same for its
+// compute instances.
 func listed(t *testing.T, lib nvml.Library, instance nvml.GPUInstance, profile int) {
 	t.Helper()
 	info, err := lib.GpuInstanceGetInfo(instance)
@@ -567,12 +565,12 @@ func listed(t *testing.T, lib nvml.Library, instance nvml.GPUInstance, profile i
 	}
 }
 
-// shortWait is for waits that nothing is expected of. The driver counts in
+// shortWait is the length of waits that should end without an event. The driver counts in
 // milliseconds.
 const shortWait = 20 * time.Millisecond
 
-// events holds the life of an event set: GPUs are registered, a wait ends in
-// time, and a freed set is none.
+// events checks the life of an event set: GPUs are registered, a wait ends in time, and a freed set
+// is invalid.
 func events(t *testing.T, lib nvml.Library, expect Expect) {
 	set, err := lib.EventSetCreate()
 	must(t, err)
@@ -599,8 +597,8 @@ func events(t *testing.T, lib nvml.Library, expect Expect) {
 	must(t, lib.EventSetFree(set))
 }
 
-// quiet holds that a wait ends with Timeout, and not always at once: an interrupt may end
-// one early (nvml.h). One that never ends hangs the test. A node that works may have an event meanwhile.
+// quiet checks that a wait ends with Timeout, and not always at once: an interrupt may end one
+// early (nvml.h). A wait that never ends hangs the test. A node in use may have an event meanwhile.
 func quiet(t *testing.T, lib nvml.Library, set nvml.EventSet) {
 	t.Helper()
 	for range walkLimit {

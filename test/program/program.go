@@ -1,5 +1,5 @@
-// Package program builds virgate and starts it, for the tests that need it as a
-// process of its own. What can be tested within one process uses internal/daemon.
+// Package program builds virgate and starts it, for tests that need it as a separate process. What
+// can be tested within one process uses internal/daemon.
 package program
 
 import (
@@ -19,14 +19,12 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// Patience is how long anything may take on a machine that does a lot else. Who
-// waits longer has found an error.
+// Patience is how long anything may take on a busy machine. A longer wait is an error.
 const Patience = await.Patience
 
-// Build builds virgate as dir/virgate and returns that path; with the race
-// detector when the test has it. It reads the folders of all sources, because
-// the go command takes a pass from its cache until something changes that the
-// test itself has read.
+// Build builds virgate as dir/virgate and returns that path. It uses the race detector if the test
+// does. It reads the folders of all sources, because the go command reuses a cached pass until
+// something changes that the test itself has read.
 func Build(dir string) (string, error) {
 	path := filepath.Join(dir, "virgate")
 	arguments := []string{"build", "-buildvcs=false", "-o", path}
@@ -53,7 +51,7 @@ func Build(dir string) (string, error) {
 	return path, err
 }
 
-// RaceDetector says that this test, and so the program, is built with it.
+// RaceDetector reports whether this test, and so the program, is built with the race detector.
 func RaceDetector() bool {
 	info, ok := debug.ReadBuildInfo()
 	return ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
@@ -67,21 +65,21 @@ func goTool(arguments ...string) (string, error) {
 	return string(output), nil
 }
 
-// Process is a program that runs, of which all output is kept.
+// Process is a running program whose output is kept.
 type Process struct {
 	command *exec.Cmd
-	// Ended is closed when it has.
+	// Ended is closed when the program has ended.
 	Ended chan struct{}
 	err   error
 
 	mu   sync.Mutex
 	text []byte
-	// more is closed and replaced when there is more text, or the end.
+	// more is closed and replaced when there is more text, or at the end.
 	more chan struct{}
 }
 
-// Start starts the command. What it writes, to both outputs unless the command
-// has others, is for Await and Output.
+// Start starts the command. Await and Output read what it writes, to both outputs unless the
+// command has others.
 func Start(command *exec.Cmd) (*Process, error) {
 	p := &Process{command: command, Ended: make(chan struct{}), more: make(chan struct{})}
 	if command.Stdout == nil {
@@ -110,7 +108,7 @@ func (p *Process) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// Output is what it has written so far.
+// Output returns what the program has written so far.
 func (p *Process) Output() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -118,8 +116,8 @@ func (p *Process) Output() string {
 }
 
 // Await waits until the output matches, and returns the match and its groups as
-// regexp.FindStringSubmatch does. Its error is os.ErrDeadlineExceeded after
-// Patience, and another when the program has ended without having written it.
+// regexp.FindStringSubmatch does. It returns os.ErrDeadlineExceeded after Patience, and another
+// error if the program ends without a match.
 func (p *Process) Await(pattern *regexp.Regexp) ([]string, error) {
 	late := time.NewTimer(Patience)
 	defer late.Stop()
@@ -145,7 +143,7 @@ func (p *Process) Await(pattern *regexp.Regexp) ([]string, error) {
 
 var listens = regexp.MustCompile(`msg="http listens" address=(\S+)`)
 
-// Address waits until virgate serves HTTP, and returns where.
+// Address waits until virgate serves HTTP, and returns the address.
 func (p *Process) Address() (string, error) {
 	match, err := p.Await(listens)
 	if err != nil {
@@ -154,7 +152,7 @@ func (p *Process) Address() (string, error) {
 	return match[1], nil
 }
 
-// HasEnded says so, without waiting.
+// HasEnded reports, without waiting, whether the program has ended.
 func (p *Process) HasEnded() bool {
 	select {
 	case <-p.Ended:
@@ -164,11 +162,11 @@ func (p *Process) HasEnded() bool {
 	}
 }
 
-// Signal sends the signal.
+// Signal sends the program the signal.
 func (p *Process) Signal(signal os.Signal) error { return p.command.Process.Signal(signal) }
 
-// Terminate sends SIGTERM and returns when the program has ended; nil when its
-// exit code is 0.
+// Terminate sends SIGTERM and waits until the program has ended. It returns nil if the exit code is
+// 0.
 func (p *Process) Terminate() error {
 	if err := p.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("terminate: %w", err)
@@ -184,8 +182,8 @@ func (p *Process) Terminate() error {
 	}
 }
 
-// Kill ends the program if it still runs, and returns when it has ended.
+// Kill ends the program if it still runs, and waits until it has ended.
 func (p *Process) Kill() {
-	_ = p.command.Process.Kill() // It fails when the program has ended already.
+	_ = p.command.Process.Kill() // It fails if the program has ended already.
 	<-p.Ended
 }

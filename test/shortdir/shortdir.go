@@ -1,5 +1,5 @@
-// Package shortdir gives tests directories for Unix sockets, whose paths may have 107 bytes (sun_path in unix(7));
-// those of testing.T.TempDir have the test's name in them.
+// Package shortdir gives tests directories for Unix sockets. The path of such a socket may have 107
+// bytes (sun_path in unix(7)), and those of testing.T.TempDir contain the test's name.
 package shortdir
 
 import (
@@ -11,8 +11,9 @@ import (
 // most leaves room for ROOT/GPU-UUID/pipe/control, the longest path of a socket.
 const most = 40
 
-// New returns a new directory that every user can enter, as an MPS server's user must, and removes it when the test
-// ends. It is in /tmp where that of TMPDIR would be too long, or in one that others cannot enter.
+// New returns a new directory that every user can enter, as an MPS server's user must, and removes
+// it when the test ends. It is in /tmp if the path in TMPDIR would be too long, or if other users
+// cannot enter that one.
 func New(t testing.TB) string {
 	t.Helper()
 	base := os.TempDir()
@@ -30,7 +31,7 @@ func New(t testing.TB) string {
 	return dir
 }
 
-// open says whether every user can enter the directory.
+// open reports whether every user can enter the directory.
 func open(dir string) bool {
 	info, err := os.Stat(dir)
 	return err == nil && info.Mode()&0o001 != 0 && (dir == filepath.Dir(dir) || open(filepath.Dir(dir)))

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// budgetText has counts and sizes, which hold on every machine, ratiosText ratios of times,
-// which a busy machine exceeds now and then.
+// budgetText has limits for counts and sizes, which hold on every machine; ratiosText has limits
+// for ratios of times, which a busy machine exceeds now and then.
 var (
 	//go:embed budget.txt
 	budgetText string
@@ -19,15 +19,14 @@ var (
 	ratiosText string
 )
 
-// limit is the most that a figure may be.
+// limit is the highest allowed value of a figure.
 type limit struct {
 	figure string
 	most   float64
 }
 
-// parseBudget reads one limit a line: a figure's name and a number. What follows
-// # is for people. A figure that is named twice, or a number that no figure
-// could exceed, is an error.
+// parseBudget reads one limit a line: a figure's name and a number. Text after # is for people. It
+// is an error if a figure is named twice, or if no figure could exceed the number.
 func parseBudget(text string) ([]limit, error) {
 	var limits []limit
 	named := map[string]bool{}
@@ -55,7 +54,7 @@ func parseBudget(text string) ([]limit, error) {
 	return limits, nil
 }
 
-// of are the limits of the measurement's figures.
+// of returns the limits of the measurement's figures.
 func of(measurement string, limits []limit) []limit {
 	var own []limit
 	for _, l := range limits {
@@ -66,9 +65,8 @@ func of(measurement string, limits []limit) []limit {
 	return own
 }
 
-// tally is the least that each figure has been. A busy machine makes figures
-// larger and never smaller, so the least of several is nearest to the program's
-// own.
+// tally has the smallest value of each figure so far. A busy machine makes figures larger and never
+// smaller, so the smallest of several is nearest to the program's own.
 type tally map[string]float64
 
 func (t tally) add(figures []figure) {
@@ -79,7 +77,7 @@ func (t tally) add(figures []figure) {
 	}
 }
 
-// judge says which limits do not hold; nil when all do.
+// judge returns an error for each limit that does not hold; nil if all do.
 func (t tally) judge(limits []limit) error {
 	var errs []error
 	for _, l := range limits {
@@ -94,11 +92,11 @@ func (t tally) judge(limits []limit) error {
 	return errors.Join(errs...)
 }
 
-// attempts is how often a limit may fail to hold before it counts.
+// attempts is how often a limit may fail to hold before that is an error.
 const attempts = 4
 
-// check makes the measurements that have a budget, and once more those whose
-// limits do not hold. The error says which did not hold in the end.
+// check makes the measurements that have a budget, and repeats those whose limits do not hold. The
+// error lists the limits that did not hold in the end.
 func check(ctx context.Context, b bench, measurements []measurement, limits []limit, out io.Writer) error {
 	var errs []error
 	held := 0

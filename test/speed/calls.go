@@ -7,15 +7,15 @@ import (
 )
 
 const (
-	// preferred is how many devices are asked for; more than any container needs.
+	// preferred is how many devices are requested; more than any container needs.
 	preferred = 64
-	// callers is how many ask at once.
+	// callers is the number of callers at the same time.
 	callers = 8
 )
 
-// calls measures the kubelet's calls over the plugin's socket, each beside one
-// that does nothing on the same connection: both have the same way through the
-// kernel and gRPC, so their ratio is the plugin's own part.
+// calls measures the kubelet's calls over the plugin's socket, each beside one that does nothing on
+// the same connection. Both take the same way through the kernel and gRPC, so their ratio is the
+// plugin's own part.
 func calls(ctx context.Context, b bench) ([]figure, error) {
 	return ofSizes(ctx, b, "calls", callsOf)
 }
@@ -56,7 +56,7 @@ func callsOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 	return prefixed(fmt.Sprintf("calls/%d", devices), append(figures, kept...)), virgate.stop()
 }
 
-// allocation is one caller's Allocate.
+// allocation measures Allocate with one caller.
 func allocation(ctx context.Context, b bench, virgate *process, p plugin) ([]figure, error) {
 	var empty, full sample
 	for i := range b.rounds(1500) {
@@ -88,8 +88,8 @@ func allocation(ctx context.Context, b bench, virgate *process, p plugin) ([]fig
 	}, nil
 }
 
-// batch is how many calls are made to count what one makes: so many that the two scrapes around
-// them, whose objects differ by thousands, matter little.
+// batch is the number of calls that are made to count the objects of one. It is so large that the
+// two scrapes around the calls, whose objects differ by thousands, matter little.
 const batch = 2000
 
 func repeat(times int, call func(i int) error) error {
@@ -101,7 +101,7 @@ func repeat(times int, call func(i int) error) error {
 	return nil
 }
 
-// crowd is Allocate by several at once.
+// crowd measures Allocate with several callers at once.
 func crowd(ctx context.Context, b bench, _ *process, p plugin) ([]figure, error) {
 	var empty, full [callers]sample
 	var errs [callers]error
@@ -131,7 +131,7 @@ func crowd(ctx context.Context, b bench, _ *process, p plugin) ([]figure, error)
 	}, nil
 }
 
-// preference is one caller's GetPreferredAllocation with all devices free.
+// preference measures GetPreferredAllocation with one caller and all devices free.
 func preference(ctx context.Context, b bench, _ *process, p plugin) ([]figure, error) {
 	var decoded, chosen sample
 	for range b.rounds(150) {

@@ -15,13 +15,13 @@ import (
 	"github.com/virgate/virgate/test/nvmltest"
 )
 
-// changes measures from a cause outside the program to the moment in which the
-// kubelet has the list that follows from it.
+// changes measures the time from a cause outside the program until the kubelet has the list that
+// follows from it.
 func changes(ctx context.Context, b bench) ([]figure, error) {
 	return ofSizes(ctx, b, "changes", changesOf)
 }
 
-// ofSizes are the figures for each number of devices.
+// ofSizes returns the figures for each number of devices.
 func ofSizes(ctx context.Context, b bench, what string, of func(ctx context.Context, b bench, devices int) ([]figure, error)) ([]figure, error) {
 	var figures []figure
 	for _, devices := range sizes {
@@ -69,7 +69,7 @@ func changesOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 	}, kept...)), p.stop()
 }
 
-// settle is longer than the time in which lists go out as one.
+// settle is longer than the time within which lists are merged into one.
 const settle = 300 * time.Millisecond
 
 func pause(ctx context.Context, length time.Duration) error {
@@ -81,8 +81,8 @@ func pause(ctx context.Context, length time.Duration) error {
 	}
 }
 
-// switches are profiles that each have one replica more: a list that shrinks
-// would wait for the quiet time.
+// switches measures profiles that each have one replica more: a list that shrinks would wait for
+// the quiet time.
 func (s *stage) switches(ctx context.Context, times, devices int) (sample, error) {
 	var took sample
 	for range times {
@@ -102,7 +102,7 @@ func (s *stage) switches(ctx context.Context, times, devices int) (sample, error
 	return took, nil
 }
 
-// failures are GPUs that report a fatal error, one after the other.
+// failures measures GPUs that report a fatal error, one after the other.
 func (s *stage) failures(ctx context.Context, devices int) (sample, error) {
 	var took sample
 	for gpu := range gpus - 1 {
@@ -121,7 +121,7 @@ func (s *stage) failures(ctx context.Context, devices int) (sample, error) {
 	return took, nil
 }
 
-// looks are scrapes of the metrics.
+// looks measures scrapes of the metrics.
 func looks(_ context.Context, b bench, virgate *process, _ plugin) ([]figure, error) {
 	var scraped sample
 	var objects counts
@@ -129,7 +129,7 @@ func looks(_ context.Context, b bench, virgate *process, _ plugin) ([]figure, er
 		if err := scraped.timed(func() error { _, err := virgate.get("/metrics"); return err }); err != nil {
 			return nil, err
 		}
-		// Between two scrapes the program has made what one takes.
+		// Between two scrapes the program has made the objects of one scrape.
 		if err := objects.counted(virgate, func() error { return nil }); err != nil {
 			return nil, err
 		}
@@ -140,12 +140,12 @@ func looks(_ context.Context, b bench, virgate *process, _ plugin) ([]figure, er
 	}, nil
 }
 
-// atRest is when everything that follows the start is over, such as the second
+// atRest is the time after which everything that follows the start is over, such as the second
 // scrape and the first writes to the Node.
 const atRest = 10 * time.Second
 
-// rest measures a program that has all it can have (the API server followed and
-// written to, metrics scraped, the page shown) and then has nothing to do.
+// rest measures a program that has everything turned on (it watches and writes to the API server,
+// its metrics are scraped, its page is shown) and then has nothing to do.
 func rest(ctx context.Context, b bench) ([]figure, error) {
 	s, err := newStage(ctx, b.binary)
 	if err != nil {
@@ -198,8 +198,8 @@ func rest(ctx context.Context, b bench) ([]figure, error) {
 	}, kept...)), nil
 }
 
-// runWithAPI starts virgate with a profile of so many devices from an API server,
-// which end stops.
+// runWithAPI starts virgate with a profile for that many devices from an API server. end stops the
+// API server.
 func (s *stage) runWithAPI(ctx context.Context, devices int) (p *process, end func(), err error) {
 	api, err := newAPIServer(map[string]string{"shared": string(profile(devices))})
 	if err != nil {
@@ -221,9 +221,8 @@ func (s *stage) runWithAPI(ctx context.Context, devices int) (p *process, end fu
 	return p, end, nil
 }
 
-// startup measures from before the process is made to the moment in which the
-// kubelet has the list, beside a process of the same binary that only says its
-// version. Both take turns.
+// startup measures the time from before the process is created until the kubelet has the list,
+// beside a process of the same binary that only prints its version. The two alternate.
 func startup(ctx context.Context, b bench) ([]figure, error) {
 	return ofSizes(ctx, b, "start", startupOf)
 }
@@ -245,7 +244,7 @@ func startupOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 			return nil, err
 		}
 		bareWork = append(bareWork, version.ProcessState.UserTime()+version.ProcessState.SystemTime())
-		runtime.GC() // So that this process's garbage is nobody's time.
+		runtime.GC() // Keeps this process's garbage out of the measurement.
 		before, err := ownWork()
 		if err != nil {
 			return nil, err
@@ -306,12 +305,12 @@ func startupOf(ctx context.Context, b bench, devices int) ([]figure, error) {
 	}, nil
 }
 
-// replicas is how many devices a GPU has in a succession.
+// replicas is the number of devices of a GPU in a succession.
 const replicas = 4
 
-// succession measures how long the kubelet is without devices when one virgate
-// takes over from another that stands by, as in a rollout: from the end of the
-// first stream to the last resource's list.
+// succession measures how long the kubelet is without devices when one virgate takes over from
+// another, as in a rollout: from the end of the first stream to the last resource's list. The new
+// one stands by before that.
 func succession(ctx context.Context, b bench) ([]figure, error) {
 	var figures []figure
 	for _, resources := range []int{1, gpus} {
@@ -403,7 +402,7 @@ func allocatable(k simkubelet.Snapshot) int {
 	return count
 }
 
-// standsBy waits until the process is ready, beside the one that serves.
+// standsBy waits until the process is ready, while the other one serves.
 func (p *process) standsBy(ctx context.Context) error {
 	for late := time.Now().Add(patience); ; {
 		_, err := p.get("/readyz")
@@ -416,18 +415,18 @@ func (p *process) standsBy(ctx context.Context) error {
 	}
 }
 
-// alone starts a virgate without a control socket, of which two would want one.
+// alone starts a virgate without a control socket, because two of them would want the same one.
 func (s *stage) alone(ctx context.Context) (*process, error) {
 	return s.run(ctx, append(s.configured(), "--control-socket", "")...)
 }
 
-// peakAllocates is how many Allocates are made before the most that was resident is
-// read: as many containers as a node starts in days.
+// peakAllocates is the number of Allocate calls before the peak memory is read: as many containers
+// as a node starts in days.
 const peakAllocates = 5000
 
-// peak measures the most memory that the program ever has resident, from its first
-// instruction through its start and its calls, with the API server followed and
-// written to. It is what the container's limit has to allow.
+// peak measures the peak resident memory of the program, from its first instruction through its
+// start and its calls, while it watches and writes to the API server. The container's limit has to
+// allow that much.
 func peak(ctx context.Context, b bench) ([]figure, error) {
 	var figures []figure
 	for _, devices := range []int{80, 8000} {

@@ -1,7 +1,7 @@
-// Command speed measures the program as a whole, between a simulated kubelet in
-// its own process and virgate in another, and prints what it finds as a table
-// for docs/internals/performance.md. With -check it holds budget.txt, or ratios.txt, instead. All
-// that is compared is measured in turns, in one run, and judged by medians.
+// Command speed measures the program as a whole, between a simulated kubelet in its own process and
+// virgate in another. It prints the results as a table for docs/internals/performance.md. With
+// -check it checks the limits in budget.txt or ratios.txt instead. Things that are compared are
+// measured alternately, in one run, and judged by medians.
 //
 //	go run ./test/speed [-check counts|ratios] [-only NAME] [-binary FILE] [-scale N]
 package main
@@ -33,11 +33,11 @@ type bench struct {
 	binary string
 	// scale multiplies the rounds of every measurement.
 	scale int
-	// counts says that only counts and sizes are wanted, which vary little.
+	// counts restricts the measurements to counts and sizes, which vary little.
 	counts bool
 }
 
-// rounds is how often to measure something that is usually measured so often.
+// rounds returns how often to measure something with that usual number of rounds.
 func (b bench) rounds(usual int) int {
 	if b.counts {
 		return max(usual/5, 3) * b.scale
@@ -45,7 +45,7 @@ func (b bench) rounds(usual int) int {
 	return usual * b.scale
 }
 
-// measurement finds figures, whose names begin with its own.
+// measurement finds figures. Their names begin with its name.
 type measurement struct {
 	name string
 	find func(context.Context, bench) ([]figure, error)

@@ -12,14 +12,14 @@ import (
 	"time"
 )
 
-// sample is how long something took each time, in no order.
+// sample is how long something took each time, in no particular order.
 type sample []time.Duration
 
-// median is the middle one, of an even number the lower of the two; 0 for none.
-// It stays where it is when a busy machine makes a few of them slow.
+// median returns the middle value, of an even number the lower of the two; 0 for none. It stays the
+// same when a busy machine makes a few values slow.
 func (s sample) median() time.Duration { return s.quantile(0.5) }
 
-// quantile is the smallest one that the fraction q of all does not exceed.
+// quantile returns the smallest value that the fraction q of all does not exceed.
 func (s sample) quantile(q float64) time.Duration {
 	if len(s) == 0 {
 		return 0
@@ -28,7 +28,7 @@ func (s sample) quantile(q float64) time.Duration {
 	return sorted[int(q*float64(len(sorted)-1))]
 }
 
-// timed adds how long a call took.
+// timed adds the duration of a call.
 func (s *sample) timed(call func() error) error {
 	began := time.Now()
 	if err := call(); err != nil {
@@ -38,7 +38,7 @@ func (s *sample) timed(call func() error) error {
 	return nil
 }
 
-// over is the ratio of the medians; 0 when other has none.
+// over returns the ratio of the medians; 0 if other has none.
 func (s sample) over(other sample) float64 {
 	if other.median() == 0 {
 		return 0
@@ -46,13 +46,13 @@ func (s sample) over(other sample) float64 {
 	return float64(s.median()) / float64(other.median())
 }
 
-// milliseconds and microseconds are for figures.
+// milliseconds and microseconds convert durations for figures.
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-// figure is one number that was found.
+// figure is one result.
 type figure struct {
-	// name is what the budget calls it: "calls/8000/allocate-ratio".
+	// name is the name in the budget: "calls/8000/allocate-ratio".
 	name  string
 	value float64
 	// unit is for people: "ms", "×" for a ratio, "" for a count.
@@ -70,10 +70,10 @@ func prefixed(measurement string, figures []figure) []figure {
 // sizes are how many devices the node offers in turn.
 var sizes = [...]int{80, 800, 8000}
 
-// megabytes are millions of bytes.
+// megabytes returns millions of bytes.
 func megabytes(bytes uint64) float64 { return float64(bytes) / 1e6 }
 
-// number is a value for people: as many digits as say something.
+// number formats a value for people, with as many digits as are meaningful.
 func number(value float64) string {
 	if value >= 100 {
 		return strconv.FormatFloat(value, 'f', 0, 64)
@@ -84,8 +84,8 @@ func number(value float64) string {
 // counts are numbers of objects, counted several times.
 type counts []float64
 
-// median is as sample.median: other things that the program does meanwhile make
-// a few of the numbers larger.
+// median is like sample.median: other things that the program does meanwhile make a few of the
+// numbers larger.
 func (c counts) median() float64 {
 	if len(c) == 0 {
 		return 0
@@ -93,8 +93,8 @@ func (c counts) median() float64 {
 	return slices.Sorted(slices.Values(c))[(len(c)-1)/2]
 }
 
-// counted adds how many objects the process has made when the work is done, with
-// those that it makes to say so.
+// counted adds the number of objects that the process makes during the work, including those for
+// reporting the number.
 func (c *counts) counted(p *process, work func() error) error {
 	const made = "go_memstats_mallocs_total"
 	before, err := p.series(made)
@@ -112,7 +112,7 @@ func (c *counts) counted(p *process, work func() error) error {
 	return nil
 }
 
-// size measures the file.
+// size measures the file of the program.
 func size(_ context.Context, b bench) ([]figure, error) {
 	info, err := os.Stat(b.binary)
 	if err != nil {
@@ -121,14 +121,13 @@ func size(_ context.Context, b bench) ([]figure, error) {
 	return []figure{{"size/binary", megabytes(uint64(info.Size())), "MB"}}, nil
 }
 
-// What the kernel says of a process: proc(5), proc_pid_status(5) and
+// The figures below are the kernel's, for a process: proc(5), proc_pid_status(5) and
 // proc_pid_schedstat.
 
-// memory is what a process has resident, in bytes.
+// memory is the resident memory of a process, in bytes.
 type memory struct {
-	// all is what the process's limit counts, own the part that no file backs:
-	// the rest are pages of the binary, which the kernel can drop and which
-	// processes of one binary share.
+	// all is what the process's limit counts. own is the part that no file backs; the rest are
+	// pages of the binary, which the kernel can drop and which processes of one binary share.
 	all, own uint64
 }
 
@@ -145,7 +144,7 @@ func (p *process) memory() (memory, error) {
 	return memory{all: all, own: own}, err
 }
 
-// peak is the most that the process has ever had resident, in bytes.
+// peak returns the highest resident memory that the process has had, in bytes.
 func (p *process) peak() (uint64, error) {
 	status, err := p.status("status")
 	if err != nil {
@@ -163,7 +162,7 @@ func kibibytes(status, field string) (uint64, error) {
 	return amount << 10, nil
 }
 
-// value is the field's in the manner of /proc/PID/status, "" for none.
+// value returns the field's value in text like /proc/PID/status, "" for none.
 func value(status, field string) string {
 	for line := range strings.Lines(status) {
 		if name, text, ok := strings.Cut(line, ":"); ok && name == field {
@@ -183,10 +182,9 @@ func (p *process) status(name string) (string, error) {
 
 // work is what a process has done since its start.
 type work struct {
-	// cpu is its time on a processor, by the scheduler's own clock and not by
-	// ticks.
+	// cpu is its time on a processor, by the scheduler's own clock and not by ticks.
 	cpu time.Duration
-	// wakes is how often a thread of it has waited for something.
+	// wakes is how often one of its threads has waited for something.
 	wakes uint64
 }
 
@@ -221,8 +219,8 @@ func (p *process) work() (work, error) {
 	return done, nil
 }
 
-// ownWork is this process's time on a processor so far, which is the simulated
-// kubelet's and that of looking at it.
+// ownWork returns this process's time on a processor so far, which covers the simulated kubelet and
+// the measuring.
 func ownWork() (time.Duration, error) {
 	var used syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
@@ -231,7 +229,7 @@ func ownWork() (time.Duration, error) {
 	return time.Duration(used.Utime.Nano() + used.Stime.Nano()), nil
 }
 
-// footprint is what the program has resident now.
+// footprint returns the program's resident memory now.
 func footprint(p *process) ([]figure, error) {
 	goroutines, err := p.series("go_goroutines")
 	if err != nil {

@@ -38,7 +38,7 @@ const patience = 30 * time.Second
 type process struct {
 	*program.Process
 	command *exec.Cmd
-	// began is when it was asked for.
+	// began is the time just before it was started.
 	began time.Time
 }
 
@@ -60,7 +60,7 @@ func (p *process) stop() error {
 	return nil
 }
 
-// get is what the process answers on a path.
+// get returns the process's answer for a path.
 func (p *process) get(path string) (string, error) {
 	address, err := p.Address()
 	if err != nil {
@@ -81,7 +81,7 @@ func (p *process) get(path string) (string, error) {
 	return string(body), nil
 }
 
-// series is a sample of /metrics without labels.
+// series returns the value of a series of /metrics without labels.
 func (p *process) series(name string) (float64, error) {
 	text, err := p.get("/metrics")
 	if err != nil {
@@ -95,12 +95,12 @@ func (p *process) series(name string) (float64, error) {
 	return 0, fmt.Errorf("/metrics has no %s", name)
 }
 
-// plugin is a connection to the plugin's socket beside the kubelet's own, with
-// the calls that are compared.
+// plugin is a second connection to the plugin's socket, beside the kubelet's, with the calls that
+// are compared.
 type plugin struct {
 	api.DevicePluginClient
 	close func()
-	// devices are all that the kubelet has.
+	// devices are all devices that the kubelet has.
 	devices []string
 }
 
@@ -128,15 +128,15 @@ func (p plugin) empty(ctx context.Context) error {
 	return err
 }
 
-// allocate is the call for the i-th container, with one device.
+// allocate calls Allocate for the i-th container, with one device.
 func (p plugin) allocate(ctx context.Context, i int) error {
 	id := p.devices[i%len(p.devices)]
 	_, err := p.Allocate(ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: []string{id}}}})
 	return err
 }
 
-// prefer asks for so many of all devices. With 0 there is nothing to choose, so
-// that the plugin decodes the request and does nothing else.
+// prefer requests size of all devices. With 0 there is nothing to choose, so that the plugin only
+// decodes the request.
 func (p plugin) prefer(ctx context.Context, size int32) error {
 	answer, err := p.GetPreferredAllocation(ctx, &api.PreferredAllocationRequest{
 		ContainerRequests: []*api.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: p.devices, AllocationSize: size}},
@@ -150,10 +150,10 @@ func (p plugin) prefer(ctx context.Context, size int32) error {
 	return nil
 }
 
-// resource is what the simulated node offers.
+// resource is the resource of the simulated node.
 const resource = "nvidia.com/gpu"
 
-// GPUs is how many the simulated node has.
+// gpus is the number of GPUs of the simulated node.
 const gpus = 8
 
 // stage is a simulated kubelet in this process and a folder that a virgate
@@ -162,8 +162,8 @@ type stage struct {
 	binary  string
 	dir     string
 	kubelet *simkubelet.Kubelet
-	// lists has how many devices the last list let the kubelet give, until
-	// somebody takes it.
+	// lists has the number of devices that the last list lets the kubelet allocate, until it is
+	// received.
 	lists chan int
 	stop  func()
 }
@@ -190,8 +190,8 @@ func newStage(ctx context.Context, binary string) (*stage, error) {
 	return s, nil
 }
 
-// unpack has a copy of the program run that is written in small pieces, as an image
-// is unpacked on a node: Linux maps a file in the pieces in which it was written.
+// unpack makes the stage run a copy of the program that is written in small pieces, like an image
+// that is unpacked on a node: Linux maps a file in the pieces in which it was written.
 func (s *stage) unpack() error {
 	from, err := os.Open(s.binary)
 	if err != nil {
@@ -213,7 +213,7 @@ func (s *stage) unpack() error {
 func (s *stage) path(name string) string { return filepath.Join(s.dir, name) }
 func (s *stage) plugins() string         { return s.path("dp") }
 
-// share makes the profile one that has so many devices in all.
+// share replaces the profile by one with that many devices in all.
 func (s *stage) share(devices int) error {
 	next := s.path("next.yaml")
 	if err := os.WriteFile(next, profile(devices), 0o600); err != nil {
@@ -225,12 +225,13 @@ func (s *stage) share(devices int) error {
 	return nil
 }
 
-// profile has so many devices on all GPUs together.
+// profile returns a profile with that many devices on all GPUs together.
 func profile(devices int) []byte {
 	return fmt.Appendf(nil, "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: %s, replicas: %d}\n", resource, devices/gpus)
 }
 
-// run starts virgate, with the profile of share and more flags.
+// run starts virgate with the standard flags and more; configured has the flag for the profile of
+// share.
 func (s *stage) run(ctx context.Context, more ...string) (*process, error) {
 	return launch(ctx, s.binary, append([]string{
 		"run", "--node", "sim:dgx-a100", "--device-plugin-dir", s.plugins(), "--pod-resources-socket", s.path("pr.sock"),
@@ -238,10 +239,10 @@ func (s *stage) run(ctx context.Context, more ...string) (*process, error) {
 	}, more...)...)
 }
 
-// configured is the flag for the profile of share.
+// configured returns the flag for the profile of share.
 func (s *stage) configured() []string { return []string{"--config", s.path("profile.yaml")} }
 
-// witness keeps what the newest list says.
+// witness stores what the newest list contains.
 func (s *stage) witness(event simkubelet.Event) {
 	if event.Kind != simkubelet.ListReceived {
 		return
@@ -253,15 +254,14 @@ func (s *stage) witness(event simkubelet.Event) {
 		}
 	}
 	select {
-	case <-s.lists: // Nobody has taken the one before.
+	case <-s.lists: // The previous one was not received.
 	default:
 	}
 	s.lists <- healthy
 }
 
-// shows waits until a list arrives with which the kubelet can give so many
-// devices. What the simulated kubelet does with it afterwards, its checks and
-// its checkpoint, is nobody's time.
+// shows waits for a list with which the kubelet can allocate that many devices. What the simulated
+// kubelet does with the list afterwards, its checks and its checkpoint, is not measured.
 func (s *stage) shows(ctx context.Context, allocatable int) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -276,7 +276,7 @@ func (s *stage) shows(ctx context.Context, allocatable int) error {
 	return nil
 }
 
-// forget removes what a virgate that has ended left in the folder.
+// forget removes what an earlier virgate left in the folder.
 func (s *stage) forget(ctx context.Context) error {
 	if err := s.kubelet.Stop(ctx); err != nil {
 		return err
@@ -292,13 +292,12 @@ const (
 	namespace, configMapName = "gpu", "profiles"
 )
 
-// apiServer answers as the API server of a cluster does in which nothing
-// changes: over TLS and HTTP/2, in protobuf, with watches that stay open. What
-// is written to it is accepted and forgotten.
+// apiServer answers like the API server of a cluster in which nothing changes: over TLS and HTTP/2,
+// in protobuf, with watches that stay open. It accepts writes and forgets them.
 type apiServer struct {
 	*httptest.Server
 	encoder runtime.Encoder
-	// documents are the ConfigMap's.
+	// documents are the entries of the ConfigMap.
 	documents map[string]string
 }
 
@@ -326,7 +325,7 @@ func newAPIServer(documents map[string]string) (*apiServer, error) {
 	return s, nil
 }
 
-// follow answers a list, and a watch with nothing until the client goes.
+// follow answers a list; it answers a watch with nothing until the client disconnects.
 func (s *apiServer) follow(list func() runtime.Object) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("watch") == "" {
@@ -365,7 +364,7 @@ func (s *apiServer) configMaps() runtime.Object {
 	}
 }
 
-// kubeconfig writes how the server is reached.
+// kubeconfig writes a kubeconfig file for the server.
 func (s *apiServer) kubeconfig(path string) error {
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 	text := fmt.Sprintf(`apiVersion: v1

@@ -1,5 +1,5 @@
-// Package walk reads from a document the commands that it tells its readers to type, so that a test
-// can type them. It runs none of them.
+// Package walk finds the commands in a document that readers are told to type, so that a test can
+// run them. It runs none of them itself.
 package walk
 
 import (
@@ -7,18 +7,19 @@ import (
 	"strings"
 )
 
-// Command is what a reader types, and what the document shows as its output.
+// Command is a command that a reader types, with the output that the document shows.
 type Command struct {
-	// Line is where it begins in the document.
+	// Line is the line of the document where it begins.
 	Line int
-	// Text may have several lines, where all but the last end with a backslash.
+	// Text may have several lines; all but the last end with a backslash.
 	Text string
 	// Want is the output; empty if the document shows none.
 	Want string
 }
 
-// Commands are those in the document's fences of two kinds. In one that is called sh each line is a
-// command. In one that is called console a command follows the prompt $, and its output follows it.
+// Commands returns the commands in the document's fenced blocks of two kinds. In a block called sh
+// each line is a command. In a block called console a command follows the prompt $, and its output
+// follows the command.
 func Commands(document string) []Command {
 	var found []Command
 	fence, goesOn := "", false
@@ -45,8 +46,8 @@ func Commands(document string) []Command {
 	return found
 }
 
-// Shows is whether the output is what the document shows: the same words, however they are
-// spaced. In the document … stands for anything.
+// Shows reports whether the output is what the document shows: the same words, however they are
+// spaced. In the document … stands for any text.
 func (c Command) Shows(output string) bool {
 	var parts []string
 	for part := range strings.SplitSeq(c.Want, "…") {

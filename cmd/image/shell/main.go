@@ -1,7 +1,6 @@
-// Command shell is the image's sh and bash, and the few programs that the scripts of
-// NVIDIA's manifests call beside it: cat, grep, lsmod and sleep. It is whichever of them
-// its name says. The language is Bash's, of which a POSIX script is one; the interpreter
-// is mvdan.cc/sh.
+// Command shell is the image's sh and bash, and the few other programs that scripts in NVIDIA's
+// manifests call: cat, grep, lsmod and sleep. The name under which it is called selects the
+// program. The language is Bash, which includes POSIX scripts; the interpreter is mvdan.cc/sh.
 package main
 
 import (
@@ -22,7 +21,12 @@ import (
 
 func main() {
 	name, args := filepath.Base(os.Args[0]), os.Args[1:]
-	programs := map[string]func([]string) (int, error){"cat": cat, "grep": grep, "lsmod": lsmod, "sleep": sleep}
+	programs := map[string]func([]string) (int, error){
+		"cat":   cat,
+		"grep":  grep,
+		"lsmod": lsmod,
+		"sleep": sleep,
+	}
 	program := programs[name]
 	if program == nil {
 		program = shell
@@ -34,8 +38,7 @@ func main() {
 	os.Exit(code)
 }
 
-// shell runs the text after -c, the script that is named, or what it reads from its
-// input. It returns the exit code.
+// shell runs the text after -c, the named script, or its standard input. It returns the exit code.
 func shell(args []string) (int, error) {
 	var params []string
 	command := false
@@ -72,7 +75,9 @@ func shell(args []string) (int, error) {
 			return 127, err
 		}
 		defer func() { _ = file.Close() }()
-		script, name, args = file, args[0], args[1:]
+		script = file
+		name = args[0]
+		args = args[1:]
 	}
 	parsed, err := syntax.NewParser(syntax.Variant(syntax.LangBash)).Parse(script, name)
 	if err != nil {
@@ -97,17 +102,16 @@ func shell(args []string) (int, error) {
 	return 0, nil
 }
 
-// What markReplacing puts before a command that takes the shell's place: the built-in
-// exec of the interpreter starts a process of its own, which the signal that ends a
-// container would not reach.
+// These marks are put before a command that replaces the shell. The interpreter's built-in exec
+// starts a separate process, which the signal that ends a container would not reach.
 const (
-	replacing     = "\x00exec" // in the place of exec
+	replacing     = "\x00exec" // instead of exec
 	replacingLast = "\x00last" // before the only command of sh -c
 )
 
-// markReplacing marks the commands that take the shell's place: those after exec, where
-// no other part of the script runs beside them, and the only command of sh -c. In a file
-// that the script sources exec starts a process.
+// markReplacing marks the commands that replace the shell: those after exec, unless another part of
+// the script runs beside them, and the only command of sh -c. In a file that the script sources,
+// exec starts a process.
 func markReplacing(script *syntax.File, command bool) {
 	mark := func(name string) *syntax.Word {
 		return &syntax.Word{Parts: []syntax.WordPart{&syntax.Lit{Value: name}}}
@@ -118,7 +122,7 @@ func markReplacing(script *syntax.File, command bool) {
 			return false
 		case *syntax.BinaryCmd:
 			if node.Op == syntax.Pipe || node.Op == syntax.PipeAll {
-				// The interpreter's own way is to run the last part itself.
+				// By default the interpreter runs the last part itself.
 				node.Y = &syntax.Stmt{Cmd: &syntax.Subshell{Stmts: []*syntax.Stmt{node.Y}}}
 				return false
 			}
@@ -139,16 +143,17 @@ func markReplacing(script *syntax.File, command bool) {
 	}
 }
 
-// alone says that no other part of this process works for the statement: not the shell
-// beside it, and nobody who writes a here document to it.
+// alone reports whether no other part of this process works for the statement: neither the shell
+// beside it nor a goroutine that writes a here document to it.
 func alone(statement *syntax.Stmt) bool {
-	return !statement.Background && !statement.Coprocess && !slices.ContainsFunc(statement.Redirs, func(r *syntax.Redirect) bool {
-		return r.Hdoc != nil || r.Op == syntax.WordHdoc
-	})
+	return !statement.Background && !statement.Coprocess &&
+		!slices.ContainsFunc(statement.Redirs, func(r *syntax.Redirect) bool {
+			return r.Hdoc != nil || r.Op == syntax.WordHdoc
+		})
 }
 
-// replaceProcess replaces this process where the command is so marked. If it cannot, as
-// for a script without a first line that names its shell, the interpreter goes on.
+// replaceProcess replaces this process if the command is marked for that. If it cannot, for example
+// because a script has no first line that names its shell, the interpreter goes on.
 func replaceProcess(ctx context.Context, args []string) ([]string, error) {
 	if len(args) < 2 || args[0] != replacing && args[0] != replacingLast {
 		return args, nil
@@ -170,9 +175,9 @@ func replaceProcess(ctx context.Context, args []string) ([]string, error) {
 	return args[1:], nil
 }
 
-// replaceFiles gives this process these standard files.
+// replaceFiles makes these the standard files of this process.
 func replaceFiles(files ...any) error {
-	var copies []int // Of all before any is replaced: they may be each other's.
+	var copies []int // Copy all first: one may be the target of another.
 	for _, each := range files {
 		file, ok := each.(*os.File)
 		if !ok {
@@ -192,7 +197,7 @@ func replaceFiles(files ...any) error {
 	return nil
 }
 
-// exported are the variables that a program is given.
+// exported returns the variables for a program's environment.
 func exported(environment expand.Environ) []string {
 	values := map[string]string{}
 	for name, variable := range environment.Each {

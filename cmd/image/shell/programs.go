@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// cat writes the files, or its input.
+// cat writes the files, or its standard input.
 func cat(args []string) (int, error) {
 	err := eachFile(args, func(_ string, file io.Reader) error {
 		_, err := io.Copy(os.Stdout, file)
@@ -24,7 +24,7 @@ func cat(args []string) (int, error) {
 	return 0, nil
 }
 
-// eachFile opens the files in turn, "-" and none being the standard input. It goes on
+// eachFile opens the files one after the other; "-", or no name, is the standard input. It goes on
 // after a file that cannot be read, and returns all errors.
 func eachFile(names []string, read func(name string, file io.Reader) error) error {
 	var all error
@@ -58,21 +58,22 @@ func lsmod(args []string) (int, error) {
 	return 0, nil
 }
 
-// moduleTable is a table of the modules in the kernel's list. Its lines are NAME SIZE
-// USES USERS STATE ADDRESS, where the users are between commas, or "-" for none.
+// moduleTable formats the kernel's list of modules as a table. The lines of the list are NAME SIZE
+// USES USERS STATE ADDRESS; the users are separated by commas, or "-" for none.
 func moduleTable(list string) string {
 	var table strings.Builder
 	table.WriteString("Module                  Size  Used by\n")
 	for line := range strings.Lines(list) {
 		if fields := strings.Fields(line); len(fields) > 3 {
 			users := strings.TrimSuffix(strings.TrimPrefix(fields[3], "-"), ",")
-			fmt.Fprintln(&table, strings.TrimRight(fmt.Sprintf("%-19s %8s  %s %s", fields[0], fields[1], fields[2], users), " "))
+			fmt.Fprintln(&table, strings.TrimRight(
+				fmt.Sprintf("%-19s %8s  %s %s", fields[0], fields[1], fields[2], users), " "))
 		}
 	}
 	return table.String()
 }
 
-// sleep waits for the sum of the times, each a number and s, m, h or d.
+// sleep waits for the sum of the times. Each is a number and s, m, h or d.
 func sleep(args []string) (int, error) {
 	var sum time.Duration
 	if len(args) == 0 {
@@ -83,7 +84,12 @@ func sleep(args []string) (int, error) {
 			select {}
 		}
 		unit, number := time.Second, each
-		for suffix, of := range map[string]time.Duration{"s": time.Second, "m": time.Minute, "h": time.Hour, "d": 24 * time.Hour} {
+		for suffix, of := range map[string]time.Duration{
+			"s": time.Second,
+			"m": time.Minute,
+			"h": time.Hour,
+			"d": 24 * time.Hour,
+		} {
 			if rest, ok := strings.CutSuffix(each, suffix); ok {
 				unit, number = of, rest
 			}
@@ -98,8 +104,8 @@ func sleep(args []string) (int, error) {
 	return 0, nil
 }
 
-// grep writes the lines with the pattern, a basic expression unless -E or -F is given.
-// Its exit code is 0 if there is one, 1 if there is none, 2 after an error.
+// grep writes the lines that match the pattern, which is a basic expression unless -E or -F is
+// given. Its exit code is 0 if a line matches, 1 if none does, 2 after an error.
 func grep(args []string) (int, error) {
 	options, patterns, files, err := grepOptions(args)
 	if err != nil {
@@ -178,7 +184,7 @@ func grepOptions(args []string) (options map[rune]bool, patterns, files []string
 	return options, patterns, files, nil
 }
 
-// compile makes one expression of the patterns, each of whose lines is one.
+// compile makes one expression from the patterns. Each line of a pattern is a pattern of its own.
 func compile(patterns []string, options map[rune]bool) (*regexp.Regexp, error) {
 	all := strings.Split(strings.Join(patterns, "\n"), "\n")
 	for i, pattern := range all {
@@ -202,8 +208,9 @@ func compile(patterns []string, options map[rune]bool) (*regexp.Regexp, error) {
 	return regexp.Compile(expression)
 }
 
-// extended is a basic expression as an extended one: a backslash gives these signs their
-// meaning instead of taking it away. In brackets they have none, with a backslash or without.
+// extended converts a basic expression to an extended one. In a basic expression a backslash gives
+// these signs their special meaning, in an extended one it takes it away. In brackets they never
+// have one.
 func extended(basic string) string {
 	const signs = "(){}|+?"
 	var b strings.Builder

@@ -13,7 +13,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// SystemGetDriverVersion is the driver's version, for example "580.65.06".
+// SystemGetDriverVersion returns the driver's version, for example "580.65.06".
 func (l *library) SystemGetDriverVersion() (string, error) {
 	return callLibrary(l, "SystemGetDriverVersion", gonvml.Interface.SystemGetDriverVersion)
 }
@@ -36,12 +36,13 @@ func (l *library) DeviceGetCount() (int, error) {
 }
 
 func (l *library) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
-	return l.devices.numbered(callLibrary(l, with("DeviceGetHandleByIndex", index), func(api gonvml.Interface) (gonvml.Device, gonvml.Return) {
-		if !ordinal(index) {
-			return nil, gonvml.ERROR_INVALID_ARGUMENT
-		}
-		return api.DeviceGetHandleByIndex(index)
-	}))
+	return l.devices.numbered(callLibrary(l, with("DeviceGetHandleByIndex", index),
+		func(api gonvml.Interface) (gonvml.Device, gonvml.Return) {
+			if !ordinal(index) {
+				return nil, gonvml.ERROR_INVALID_ARGUMENT
+			}
+			return api.DeviceGetHandleByIndex(index)
+		}))
 }
 
 func (l *library) DeviceGetUUID(d nvml.Device) (string, error) {
@@ -58,7 +59,11 @@ func (l *library) DeviceGetName(d nvml.Device) (string, error) {
 
 func (l *library) DeviceGetMemoryInfo(d nvml.Device) (nvml.MemoryInfo, error) {
 	memory, err := callDevice(l, "DeviceGetMemoryInfo", d, gonvml.Device.GetMemoryInfo)
-	return nvml.MemoryInfo{Total: memory.Total, Free: memory.Free, Used: memory.Used}, err
+	return nvml.MemoryInfo{
+		Total: memory.Total,
+		Free:  memory.Free,
+		Used:  memory.Used,
+	}, err
 }
 
 func (l *library) DeviceGetArchitecture(d nvml.Device) (nvml.Architecture, error) {
@@ -72,10 +77,11 @@ func (l *library) DeviceGetBrand(d nvml.Device) (nvml.Brand, error) {
 }
 
 func (l *library) DeviceGetCudaComputeCapability(d nvml.Device) (nvml.ComputeCapability, error) {
-	return callDevice(l, "DeviceGetCudaComputeCapability", d, func(d gonvml.Device) (nvml.ComputeCapability, gonvml.Return) {
-		major, minor, code := d.GetCudaComputeCapability()
-		return nvml.ComputeCapability{Major: major, Minor: minor}, code
-	})
+	return callDevice(l, "DeviceGetCudaComputeCapability", d,
+		func(d gonvml.Device) (nvml.ComputeCapability, gonvml.Return) {
+			major, minor, code := d.GetCudaComputeCapability()
+			return nvml.ComputeCapability{Major: major, Minor: minor}, code
+		})
 }
 
 func (l *library) DeviceGetTemperature(d nvml.Device) (int, error) {
@@ -86,9 +92,10 @@ func (l *library) DeviceGetTemperature(d nvml.Device) (int, error) {
 }
 
 func (l *library) DeviceGetTemperatureThreshold(d nvml.Device, threshold int) (int, error) {
-	celsius, err := callWith(l, "DeviceGetTemperatureThreshold", &l.devices, d, threshold, func(d gonvml.Device, threshold int) (uint32, gonvml.Return) {
-		return d.GetTemperatureThreshold(gonvml.TemperatureThresholds(threshold))
-	})
+	celsius, err := callWith(l, "DeviceGetTemperatureThreshold", &l.devices, d, threshold,
+		func(d gonvml.Device, threshold int) (uint32, gonvml.Return) {
+			return d.GetTemperatureThreshold(gonvml.TemperatureThresholds(threshold))
+		})
 	return int(celsius), err
 }
 
@@ -109,7 +116,11 @@ func (l *library) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Pro
 	return l.processes("DeviceGetMPSComputeRunningProcesses", d, gonvml.Device.GetMPSComputeRunningProcesses)
 }
 
-func (l *library) processes(name string, d nvml.Device, get func(gonvml.Device) ([]gonvml.ProcessInfo, gonvml.Return)) ([]nvml.Process, error) {
+func (l *library) processes(
+	name string,
+	d nvml.Device,
+	get func(gonvml.Device) ([]gonvml.ProcessInfo, gonvml.Return),
+) ([]nvml.Process, error) {
 	running, err := callDevice(l, name, d, get)
 	var processes []nvml.Process
 	for _, p := range running {
@@ -119,20 +130,26 @@ func (l *library) processes(name string, d nvml.Device, get func(gonvml.Device) 
 }
 
 func (l *library) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error) {
-	return callWith(l, "DeviceGetFieldValues", &l.devices, d, field, func(d gonvml.Device, field int) (uint32, gonvml.Return) {
-		values := []gonvml.FieldValue{{FieldId: uint32(field)}}
-		code := d.GetFieldValues(values)
-		if code == gonvml.SUCCESS {
-			code = gonvml.Return(values[0].NvmlReturn)
-		}
-		return binary.NativeEndian.Uint32(values[0].Value[:]), code
-	})
+	return callWith(l, "DeviceGetFieldValues", &l.devices, d, field,
+		func(d gonvml.Device, field int) (uint32, gonvml.Return) {
+			values := []gonvml.FieldValue{{FieldId: uint32(field)}}
+			code := d.GetFieldValues(values)
+			if code == gonvml.SUCCESS {
+				code = gonvml.Return(values[0].NvmlReturn)
+			}
+			return binary.NativeEndian.Uint32(values[0].Value[:]), code
+		})
 }
 
 func (l *library) DeviceGetRemappedRows(d nvml.Device) (nvml.RemappedRows, error) {
 	return callDevice(l, "DeviceGetRemappedRows", d, func(d gonvml.Device) (nvml.RemappedRows, gonvml.Return) {
 		correctable, uncorrectable, pending, failed, code := d.GetRemappedRows()
-		return nvml.RemappedRows{Correctable: correctable, Uncorrectable: uncorrectable, Pending: pending, Failed: failed}, code
+		return nvml.RemappedRows{
+			Correctable:   correctable,
+			Uncorrectable: uncorrectable,
+			Pending:       pending,
+			Failed:        failed,
+		}, code
 	})
 }
 
@@ -150,8 +167,8 @@ func (l *library) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
 	})
 }
 
-// DeviceGetNumaNodeId asks the driver for the GPU's bus address, and the kernel
-// for the node of that.
+// DeviceGetNumaNodeId gets the GPU's bus address from the driver, and the NUMA node of that address
+// from the kernel.
 func (l *library) DeviceGetNumaNodeId(d nvml.Device) (int, error) {
 	return callDevice(l, "DeviceGetNumaNodeId", d, func(d gonvml.Device) (int, gonvml.Return) {
 		pci, code := d.GetPciInfo()
@@ -160,13 +177,14 @@ func (l *library) DeviceGetNumaNodeId(d nvml.Device) (int, error) {
 }
 
 func (l *library) DeviceGetTopologyCommonAncestor(a, b nvml.Device) (nvml.TopologyLevel, error) {
-	level, err := callDevice(l, "DeviceGetTopologyCommonAncestor", a, func(one gonvml.Device) (gonvml.GpuTopologyLevel, gonvml.Return) {
-		other, known := l.devices.handle(b)
-		if !known {
-			return 0, gonvml.ERROR_INVALID_ARGUMENT
-		}
-		return one.GetTopologyCommonAncestor(other)
-	})
+	level, err := callDevice(l, "DeviceGetTopologyCommonAncestor", a,
+		func(one gonvml.Device) (gonvml.GpuTopologyLevel, gonvml.Return) {
+			other, known := l.devices.handle(b)
+			if !known {
+				return 0, gonvml.ERROR_INVALID_ARGUMENT
+			}
+			return one.GetTopologyCommonAncestor(other)
+		})
 	return nvml.TopologyLevel(level), err
 }
 
@@ -176,13 +194,14 @@ func (l *library) DeviceGetNvLinkState(d nvml.Device, link int) (bool, error) {
 }
 
 func (l *library) DeviceGetNvLinkRemotePciInfo(d nvml.Device, link int) (nvml.PCIInfo, error) {
-	return callWith(l, "DeviceGetNvLinkRemotePciInfo", &l.devices, d, link, func(d gonvml.Device, link int) (nvml.PCIInfo, gonvml.Return) {
-		return place(d.GetNvLinkRemotePciInfo(link))
-	})
+	return callWith(l, "DeviceGetNvLinkRemotePciInfo", &l.devices, d, link,
+		func(d gonvml.Device, link int) (nvml.PCIInfo, gonvml.Return) {
+			return place(d.GetNvLinkRemotePciInfo(link))
+		})
 }
 
-// DeviceGetGpuFabricInfo asks by the newest version of the call that the driver has. v4 has several
-// cliques, and tells no more of the GPU's health than v3.
+// DeviceGetGpuFabricInfo uses the newest version of the call that the driver has, up to v3. v4 has
+// several cliques, and tells no more of the GPU's health than v3.
 func (l *library) DeviceGetGpuFabricInfo(d nvml.Device) (nvml.FabricInfo, error) {
 	return callDevice(l, "DeviceGetGpuFabricInfo", d, func(d gonvml.Device) (nvml.FabricInfo, gonvml.Return) {
 		older := func(code gonvml.Return) bool {
@@ -214,14 +233,21 @@ func fabricInfo(id [16]uint8, clique uint32, state uint8, status uint32) nvml.Fa
 	}
 }
 
-// place writes the bus ID from its parts: drivers before 390 fill in only a
-// text of another form.
+// place builds the bus ID from its parts: drivers before 390 fill in only a text in another format.
 func place(pci gonvml.PciInfo, code gonvml.Return) (nvml.PCIInfo, gonvml.Return) {
-	return nvml.PCIInfo{BusID: addressOf(pci).String(), DeviceID: pci.PciDeviceId, SubsystemID: pci.PciSubSystemId}, code
+	return nvml.PCIInfo{
+		BusID:       addressOf(pci).String(),
+		DeviceID:    pci.PciDeviceId,
+		SubsystemID: pci.PciSubSystemId,
+	}, code
 }
 
 func addressOf(pci gonvml.PciInfo) address {
-	return address{domain: pci.Domain, bus: pci.Bus, device: pci.Device}
+	return address{
+		domain: pci.Domain,
+		bus:    pci.Bus,
+		device: pci.Device,
+	}
 }
 
 func (l *library) DeviceGetUtilizationRates(d nvml.Device) (nvml.Utilization, error) {
@@ -230,21 +256,29 @@ func (l *library) DeviceGetUtilizationRates(d nvml.Device) (nvml.Utilization, er
 }
 
 func (l *library) DeviceGetProcessUtilization(d nvml.Device, lastSeen uint64) ([]nvml.ProcessSample, error) {
-	written, err := callDevice(l, "DeviceGetProcessUtilization", d, func(d gonvml.Device) ([]gonvml.ProcessUtilizationSample, gonvml.Return) {
-		return processUtilization(d, lastSeen)
-	})
+	written, err := callDevice(l, "DeviceGetProcessUtilization", d,
+		func(d gonvml.Device) ([]gonvml.ProcessUtilizationSample, gonvml.Return) {
+			return processUtilization(d, lastSeen)
+		})
 	var samples []nvml.ProcessSample
 	for _, s := range written {
-		samples = append(samples, nvml.ProcessSample{PID: int(s.Pid), Time: s.TimeStamp, SM: int(s.SmUtil), Memory: int(s.MemUtil)})
+		samples = append(samples, nvml.ProcessSample{
+			PID:    int(s.Pid),
+			Time:   s.TimeStamp,
+			SM:     int(s.SmUtil),
+			Memory: int(s.MemUtil),
+		})
 	}
 	return samples, err
 }
 
-// processUtilization mends two faults of go-nvml v0.13.3, which asks for the
-// size and then for the samples: where there is nothing to ask for it answers
-// that the size is insufficient, and where samples came between its two
-// questions it slices beyond what it has, which panics.
-func processUtilization(d gonvml.Device, lastSeen uint64) (samples []gonvml.ProcessUtilizationSample, code gonvml.Return) {
+// processUtilization works around two faults of go-nvml v0.13.3, which first asks for the number of
+// samples and then for the samples. If there are none, it returns an error that the size is
+// insufficient. If samples are added between the two calls, it slices beyond its buffer and panics.
+func processUtilization(
+	d gonvml.Device,
+	lastSeen uint64,
+) (samples []gonvml.ProcessUtilizationSample, code gonvml.Return) {
 	defer func() {
 		switch thrown := recover().(type) {
 		case nil:
@@ -261,12 +295,13 @@ func processUtilization(d gonvml.Device, lastSeen uint64) (samples []gonvml.Proc
 	return samples, code
 }
 
-// DeviceGetCurrentClocksEventReasons asks under the name that drivers before 535
-// know too.
+// DeviceGetCurrentClocksEventReasons uses the older name of the call, which drivers before 535 also
+// know.
 func (l *library) DeviceGetCurrentClocksEventReasons(d nvml.Device) (nvml.ClockReasons, error) {
-	reasons, err := callDevice(l, "DeviceGetCurrentClocksEventReasons", d, func(d gonvml.Device) (uint64, gonvml.Return) {
-		return d.GetCurrentClocksThrottleReasons()
-	})
+	reasons, err := callDevice(l, "DeviceGetCurrentClocksEventReasons", d,
+		func(d gonvml.Device) (uint64, gonvml.Return) {
+			return d.GetCurrentClocksThrottleReasons()
+		})
 	return nvml.ClockReasons(reasons), err
 }
 
@@ -335,17 +370,20 @@ func (l *library) EventSetWait(set nvml.EventSet, timeout time.Duration) (nvml.E
 		return api.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil, gonvml.SUCCESS
 	})
 	if !partitions {
-		// The wait of drivers before 450 does not fill these in.
+		// The wait call of drivers before 450 does not fill these in.
 		event.GpuInstanceId, event.ComputeInstanceId = nvml.WholeGPU, nvml.WholeGPU
 	}
 	return nvml.Event{
-		Device: l.devices.number(event.Device), Type: nvml.EventTypes(event.EventType), Data: event.EventData,
-		GI: event.GpuInstanceId, CI: event.ComputeInstanceId,
+		Device: l.devices.number(event.Device),
+		Type:   nvml.EventTypes(event.EventType),
+		Data:   event.EventData,
+		GI:     event.GpuInstanceId,
+		CI:     event.ComputeInstanceId,
 	}, err
 }
 
-// milliseconds is the time in the driver's unit, rounded up: to wait for 0 of
-// them, again and again, would be to spin.
+// milliseconds returns the timeout in the driver's unit, rounded up: repeated waits of 0 ms would
+// spin.
 func milliseconds(timeout time.Duration) uint32 {
 	const unit = time.Millisecond
 	whole := (max(timeout, 0) + unit - 1) / unit

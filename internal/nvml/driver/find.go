@@ -16,8 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/driverroot"
 )
 
-// libraryName is the name of the library with its ABI version, which NVIDIA has
-// never changed.
+// libraryName is the library's name with its ABI version, which NVIDIA has never changed.
 const libraryName = "libnvidia-ml.so.1"
 
 // root is a folder in which a driver was installed as if it were "/".
@@ -28,9 +27,9 @@ type root struct {
 
 func newRoot(path string) root { return root{path: path, files: os.DirFS(path)} }
 
-// find returns the first file of that name in one of the folders below the roots: its root,
-// and its path there with symbolic links resolved, "" when there is none. looked has the
-// folders that were searched.
+// find returns the first file of that name in one of the folders below the roots: its root, and its
+// path in the root with symbolic links resolved; empty if there is none. looked lists the searched
+// folders.
 func find(roots []root, folders []string, name string) (in root, file string, looked []string) {
 	for _, in := range roots {
 		for _, folder := range folders {
@@ -50,26 +49,25 @@ func find(roots []root, folders []string, name string) (in root, file string, lo
 // ErrNoCgo is Open's error in a program that was built without cgo.
 var ErrNoCgo = errors.New("built without cgo: this program cannot open a driver")
 
-// Options say where the driver is. The zero value stands for a driver that is
-// installed in the usual places of this machine.
+// Options says where the driver is. The zero value means a driver in the usual places of this
+// machine.
 type Options struct {
-	// DriverRoot is where the driver is installed on the host, "/" when empty. It is
-	// of use only if this process sees the host's files under the same paths, as
-	// outside a container.
+	// DriverRoot is where the driver is installed on the host; "/" when empty. It works only if
+	// this process sees the host's files under the same paths, as outside a container.
 	DriverRoot string
-	// ContainerDriverRoot is where the driver root is mounted in this process's
-	// container. If it exists it is searched first. Empty for nowhere.
+	// ContainerDriverRoot is where the driver root is mounted in this process's container; empty if
+	// it is not. If the folder exists, it is searched first.
 	ContainerDriverRoot string
-	// DevRoot is the host's folder with the dev of which containers are given nodes; "/" when empty.
+	// DevRoot is the host's folder whose dev provides the device nodes for containers; "/" when
+	// empty.
 	DevRoot string
-	// HostRoot is where the host's "/" is mounted for this process; empty for nowhere.
+	// HostRoot is where the host's "/" is mounted for this process; empty if it is not.
 	HostRoot string
-	// MachineRoot is the folder with the sys, dev and etc of this machine, "/" when
-	// empty. Tests set it.
+	// MachineRoot is the folder with this machine's sys, dev and etc; "/" when empty. Tests set it.
 	MachineRoot string
 }
 
-// roots are searched for the library, in order.
+// roots returns the driver roots to search for the library, in order.
 func (o Options) roots() []root {
 	var roots []root
 	if o.ContainerDriverRoot != "" {
@@ -80,14 +78,15 @@ func (o Options) roots() []root {
 	return append(roots, newRoot(cmp.Or(o.DriverRoot, "/")))
 }
 
-// The platforms on which NVIDIA's GPUs are not reached as they are on a server.
+// The platforms on which programs do not reach NVIDIA's GPUs as they do on a server.
 var (
-	errWSL   = errors.New("WSL (there is /dev/dxg) is not supported: its GPUs have no device nodes that a container could be given")
+	errWSL = errors.New(
+		"WSL (there is /dev/dxg) is not supported: its GPUs have no device nodes that a container could be given")
 	errTegra = errors.New("a Tegra system is not supported: its GPU is part of the processor and cannot be enumerated")
 )
 
-// platform says why the machine, a tree like "/", is not supported; nil when it
-// is. It looks for the same files as NVIDIA's go-nvlib.
+// platform returns the reason why the machine, a tree like "/", is not supported; nil if it is. It
+// checks the same files as NVIDIA's go-nvlib.
 func platform(machine fs.FS) error {
 	if _, err := fs.Stat(machine, "dev/dxg"); err == nil {
 		return errWSL
@@ -102,20 +101,19 @@ func platform(machine fs.FS) error {
 	return nil
 }
 
-// address is a place on the PCI bus. GPUs are function 0.
+// address is an address on the PCI bus. GPUs are function 0.
 type address struct{ domain, bus, device uint32 }
 
-// String is the address as NVML writes it, "00000000:3B:00.0".
+// String returns the address as NVML writes it, "00000000:3B:00.0".
 func (a address) String() string { return fmt.Sprintf("%08X:%02X:%02X.0", a.domain, a.bus, a.device) }
 
-// sysfs is the address as the kernel writes it, "0000:3b:00.0".
+// sysfs returns the address as the kernel writes it, "0000:3b:00.0".
 func (a address) sysfs() string { return fmt.Sprintf("%04x:%02x:%02x.0", a.domain, a.bus, a.device) }
 
-// numaNode is the NUMA node next to the device, from the machine's sysfs; -1 when
-// the kernel knows none, for which it writes -1 too
-// (Documentation/ABI/testing/sysfs-bus-pci).
+// numaNode returns the NUMA node closest to the device, from the machine's sysfs. It returns -1 if
+// the kernel knows none, as the kernel itself does (Documentation/ABI/testing/sysfs-bus-pci).
 func numaNode(machine fs.FS, a address) int {
-	// A file that cannot be read is empty, which is no number.
+	// A file that cannot be read is empty, and so not a number.
 	text, _ := fs.ReadFile(machine, "sys/bus/pci/devices/"+a.sysfs()+"/numa_node")
 	node, err := strconv.Atoi(strings.TrimSpace(string(text)))
 	if err != nil || node < 0 {
@@ -124,8 +122,9 @@ func numaNode(machine fs.FS, a address) int {
 	return node
 }
 
-// binding is nvml.PCIInfo's: the number of sysfs's node for it, which the kernel gives to no
-// other node before the next boot (Linux, fs/kernfs/dir.c: kernfs_new_node).
+// binding returns the value for nvml.PCIInfo.Binding: the inode number of the binding's node in
+// sysfs, which the kernel gives to no other node before the next boot (Linux, fs/kernfs/dir.c:
+// kernfs_new_node).
 func binding(machine fs.FS, a address) uint64 {
 	info, err := fs.Lstat(machine, "sys/bus/pci/devices/"+a.sysfs()+"/driver")
 	if err != nil {
@@ -138,7 +137,7 @@ func binding(machine fs.FS, a address) uint64 {
 	return stat.Ino
 }
 
-// class is nvml.PCIInfo's, from the machine's sysfs: "0x030200".
+// class returns the value for nvml.PCIInfo.Class, from the machine's sysfs: "0x030200".
 func class(machine fs.FS, a address) uint32 {
 	text, _ := fs.ReadFile(machine, "sys/bus/pci/devices/"+a.sysfs()+"/class")
 	class, err := strconv.ParseUint(strings.TrimSpace(string(text)), 0, 32)
@@ -148,24 +147,25 @@ func class(machine fs.FS, a address) uint32 {
 	return uint32(class)
 }
 
-// libraryVersion is the driver's version in the name of a library's file, libnvidia-ml.so.580.65.06; "" where there
-// is none.
+// libraryVersion returns the driver's version from the name of a library's file,
+// libnvidia-ml.so.580.65.06; empty if the name has none.
 func libraryVersion(file string) string {
 	_, version, _ := strings.Cut(filepath.Base(file), ".so.")
 	return versions.FindString(version)
 }
 
-// versions are those of drivers, 580.65.06.
+// versions matches the versions of drivers, such as 580.65.06.
 var versions = regexp.MustCompile(`\b\d{3,}(\.\d+)+\b`)
 
-// moduleVersion is the version of the kernel module that the machine has loaded, "" when unknown. In a container,
-// NVIDIA's runtime may have put a copy in the place of proc's file when the container started, so sysfs's comes first.
+// moduleVersion returns the version of the kernel module that the machine has loaded; empty if
+// unknown. In a container, NVIDIA's runtime may have replaced the file in proc by a copy when the
+// container started, so the file in sysfs comes first.
 func moduleVersion(machine fs.FS) string {
 	text, err := fs.ReadFile(machine, "sys/module/nvidia/version")
 	if err != nil {
 		text, _ = fs.ReadFile(machine, "proc/driver/nvidia/version")
 	}
-	// Proc's goes on with the compiler's version.
+	// The file in proc also has the compiler's version.
 	first, _, _ := strings.Cut(string(text), "\n")
 	return versions.FindString(first)
 }

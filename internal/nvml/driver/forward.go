@@ -19,29 +19,33 @@ import (
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// loaded is a library in this process. It is never unloaded: a call that the
-// driver does not answer may be in it for ever, and versions are few.
+// loaded is a library in this process. It is never unloaded, because a call that the driver does
+// not answer may stay in it forever, and there are few versions.
 type loaded struct {
-	// path is what it was loaded by.
+	// path is the path with which it was loaded.
 	path   string
 	api    gonvml.Interface
 	handle unsafe.Pointer
 }
 
-// load maps the library of that path, or of that name where the loader looks.
+// load loads the library with that path, or with that name from where the dynamic loader searches.
 // The error is the loader's.
 func load(path string) (*loaded, error) {
 	name := C.CString(path)
 	defer C.free(unsafe.Pointer(name))
-	runtime.LockOSThread() // The loader keeps its last error by thread.
+	runtime.LockOSThread() // The loader keeps its last error per thread.
 	defer runtime.UnlockOSThread()
 	var why *C.char
 	handle := C.virgate_load(name, &why)
 	if handle == nil {
 		return nil, errors.New(C.GoString(why))
 	}
-	return &loaded{path: path, api: gonvml.New(gonvml.WithLibraryPath(path)), handle: handle}, nil
+	return &loaded{
+		path:   path,
+		api:    gonvml.New(gonvml.WithLibraryPath(path)),
+		handle: handle,
+	}, nil
 }
 
-// use makes it the library that go-nvml's calls end in.
+// use directs go-nvml's calls to this library.
 func (l *loaded) use() { C.virgate_forward(l.handle) }

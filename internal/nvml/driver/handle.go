@@ -2,21 +2,20 @@ package driver
 
 import "sync"
 
-// handleLimit bounds a table. The driver has far fewer handles at a time, but no
-// document says whether it makes new ones for the same thing.
+// handleLimit is the maximum size of a table. The driver has far fewer handles at a time, but no
+// document says whether it makes new handles for the same object.
 const handleLimit = 1 << 16
 
-// table numbers the driver's handles. No number is used twice. The zero value is
-// empty.
+// table numbers the driver's handles. It never uses a number twice. The zero value is empty.
 type table[Handle comparable, Number ~uint64] struct {
 	mu      sync.Mutex
 	numbers map[Handle]Number
 	handles map[Number]Handle
-	// last is the last number given, oldest the first that may still be known.
+	// last is the number given last, and oldest is the smallest that may still be known.
 	last, oldest Number
 }
 
-// number is the handle's number, always the same until reset.
+// number returns the handle's number, which stays the same until reset.
 func (t *table[Handle, Number]) number(handle Handle) Number {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -35,8 +34,7 @@ func (t *table[Handle, Number]) number(handle Handle) Number {
 	return t.last
 }
 
-// handle returns the handle with the number; false when there is none, as after
-// reset.
+// handle returns the handle with that number; false if there is none, for example after reset.
 func (t *table[Handle, Number]) handle(number Number) (Handle, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -52,7 +50,7 @@ func (t *table[Handle, Number]) reset() {
 	t.oldest = t.last + 1
 }
 
-// forget removes a handle that the driver has taken back.
+// forget removes a handle that the driver has freed.
 func (t *table[Handle, Number]) forget(number Number) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -13,24 +13,25 @@ import (
 	"strings"
 )
 
-// Kernel is what the machine's kernel tells of the driver. It implements nvml.Kernel.
+// Kernel reads what the machine's kernel knows about the driver. It implements nvml.Kernel.
 type Kernel struct {
 	Options
-	// VisibleDevices is this container's NVIDIA_VISIBLE_DEVICES, "" where there is none. Where that names some GPUs, others
-	// are rightly missing.
+	// VisibleDevices is this container's NVIDIA_VISIBLE_DEVICES; empty if not set. If it names only
+	// some GPUs, it is correct that others are missing.
 	VisibleDevices string
 }
 
-// givesSome reports that the container was given some of the node's GPUs. Otherwise the variable asks NVIDIA's runtime for
-// all, or to do nothing.
+// givesSome reports whether the container was given only some of the node's GPUs. The other values
+// of the variable ask NVIDIA's runtime for all GPUs, or to do nothing.
 func (k Kernel) givesSome() bool {
 	return !slices.Contains([]string{"", "all", "void", "none", "management.nvidia.com/gpu=all"}, k.VisibleDevices)
 }
 
 const boundGPUs = "sys/bus/pci/drivers/nvidia"
 
-// Bound are the addresses of the GPUs that the driver nvidia has, sorted. Left out are virtual functions of a vGPU host,
-// and GPUs that the driver was told to exclude: NVML lists neither.
+// Bound returns the addresses of the GPUs that are bound to the driver nvidia, sorted. It leaves
+// out virtual functions of a vGPU host and GPUs that the driver was told to exclude, because NVML
+// does not list them.
 func (k Kernel) Bound() ([]string, error) {
 	if k.givesSome() {
 		return nil, nil
@@ -59,8 +60,8 @@ func (k Kernel) Bound() ([]string, error) {
 	return bound, nil
 }
 
-// excluded reports that the driver was told not to use the GPU. NVIDIA's runtime may hide the file that says so in this
-// container's own /proc.
+// excluded reports whether the driver was told not to use the GPU. NVIDIA's runtime may hide the
+// file with this setting in the container's own /proc.
 func (k Kernel) excluded(a address) bool {
 	for _, root := range []string{cmp.Or(k.MachineRoot, "/"), k.ContainerDriverRoot, k.HostRoot} {
 		if root == "" {
@@ -81,7 +82,7 @@ func (k Kernel) excluded(a address) bool {
 
 var sysfsAddress = regexp.MustCompile(`^([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.0$`)
 
-// parseAddress reads an address as the kernel writes it. A GPU is function 0 of its device.
+// parseAddress parses an address as the kernel writes it. A GPU is function 0 of its device.
 func parseAddress(s string) (a address, ok bool) {
 	parts := sysfsAddress.FindStringSubmatch(s)
 	if parts == nil {

@@ -18,18 +18,17 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// library is the driver's library. Its methods may be called from any
-// goroutine.
+// library is the driver's library. Its methods may be called from any goroutine.
 type library struct {
 	options Options
 	machine fs.FS
 
-	// mu is for Init and Shutdown only, because one that hangs holds it.
+	// mu is for Init and Shutdown only, because a hung one keeps holding it.
 	mu sync.Mutex
-	// known are the libraries loaded so far, by path.
+	// known holds the libraries loaded so far, by path.
 	known map[string]*loaded
-	// opened is NVML's count of Init less Shutdown. api is what the calls go to; nil
-	// while opened is 0.
+	// opened counts as NVML does: calls of Init minus calls of Shutdown. api gets the calls; it is
+	// nil while opened is 0.
 	opened int
 	api    atomic.Pointer[gonvml.Interface]
 
@@ -39,17 +38,18 @@ type library struct {
 	sets      table[gonvml.EventSet, nvml.EventSet]
 }
 
-// Open returns the driver's library without looking for it. Init finds and opens
-// it, and fails with LibraryNotFound and the places where it looked, or with
-// NotSupported on WSL and Tegra systems. A process can use one library only: the
-// calls of all go to the one that was opened last.
+// Open returns the driver's library without searching for it. Init finds and opens it. Init fails
+// with LibraryNotFound and the places it searched, or with NotSupported on WSL and Tegra systems. A
+// process can use only one library: all calls go to the library that was opened last.
 func Open(options Options) (nvml.Library, error) {
 	return &library{
-		options: options, machine: os.DirFS(cmp.Or(options.MachineRoot, "/")), known: map[string]*loaded{},
+		options: options,
+		machine: os.DirFS(cmp.Or(options.MachineRoot, "/")),
+		known:   map[string]*loaded{},
 	}, nil
 }
 
-// Init opens the driver, and counts like NVML.
+// Init opens the driver, and counts its calls as NVML does.
 func (l *library) Init() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,11 +79,11 @@ func (l *library) Init() error {
 	return nil
 }
 
-// load finds the library and loads it, if it is not loaded yet.
+// load finds the library, and loads it unless it is already loaded.
 func (l *library) load() (*loaded, error) {
 	path := libraryName
 	in, file, looked := find(l.options.roots(), driverroot.LibraryFolders(), libraryName)
-	if file != "" { // The loader tells libraries apart by path, so each version of a driver needs its own.
+	if file != "" { // The loader identifies libraries by path, so each version of a driver needs its own.
 		path = filepath.Join(in.path, file)
 	}
 	if now := l.known[path]; now != nil {
@@ -92,7 +92,8 @@ func (l *library) load() (*loaded, error) {
 	now, err := load(path)
 	switch {
 	case err != nil && path == libraryName:
-		return nil, fmt.Errorf("no %s in %s, nor where the loader looks: %w", libraryName, strings.Join(looked, ", "), err)
+		return nil, fmt.Errorf("no %s in %s, nor where the loader looks: %w", libraryName, strings.Join(looked, ", "),
+			err)
 	case err != nil:
 		return nil, fmt.Errorf("load %s: %w", path, err)
 	}
@@ -100,8 +101,8 @@ func (l *library) load() (*loaded, error) {
 	return now, nil
 }
 
-// mismatch is the error of a driver that finds a kernel module of another version. If it is of the same, what says so
-// is not up to date.
+// mismatch returns the error for a driver that finds a kernel module of another version. If the two
+// versions are equal, the module's is out of date and is left out.
 func mismatch(libraries, module string) error {
 	if module == libraries {
 		module = ""
@@ -109,9 +110,9 @@ func mismatch(libraries, module string) error {
 	return &nvml.VersionMismatch{Libraries: libraries, Module: module}
 }
 
-// Shutdown takes back one Init. After the last one all handles are void and the
-// next Init looks for the library again, also if closing the driver failed: it
-// may have been replaced meanwhile.
+// Shutdown undoes one Init. After the last Shutdown all handles are invalid, and the next Init
+// searches for the library again, even if closing the driver failed: the library may have been
+// replaced meanwhile.
 func (l *library) Shutdown() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -125,7 +126,7 @@ func (l *library) Shutdown() error {
 	return err
 }
 
-// failed is the error of a call; nil for SUCCESS.
+// failed returns the error of a call; nil for SUCCESS.
 func failed(name string, code gonvml.Return) error {
 	if code == gonvml.SUCCESS {
 		return nil
@@ -133,7 +134,7 @@ func failed(name string, code gonvml.Return) error {
 	return &nvml.Error{Call: name, Return: nvml.Return(code)}
 }
 
-// callLibrary makes a call that is for no handle.
+// callLibrary makes a call that needs no handle.
 func callLibrary[T any](l *library, name string, get func(gonvml.Interface) (T, gonvml.Return)) (T, error) {
 	var nothing T
 	api := l.api.Load()
@@ -147,9 +148,15 @@ func callLibrary[T any](l *library, name string, get func(gonvml.Interface) (T, 
 	return value, nil
 }
 
-// call makes a call for the handle with the number. An unknown number answers
+// call makes a call for the handle with that number. For an unknown number it returns
 // InvalidArgument, as the driver does for a handle that it never gave.
-func call[Handle comparable, Number ~uint64, T any](l *library, name string, things *table[Handle, Number], number Number, get func(Handle) (T, gonvml.Return)) (T, error) {
+func call[Handle comparable, Number ~uint64, T any](
+	l *library,
+	name string,
+	things *table[Handle, Number],
+	number Number,
+	get func(Handle) (T, gonvml.Return),
+) (T, error) {
 	return callLibrary(l, name, func(gonvml.Interface) (nothing T, _ gonvml.Return) {
 		thing, known := things.handle(number)
 		if !known {
@@ -159,9 +166,15 @@ func call[Handle comparable, Number ~uint64, T any](l *library, name string, thi
 	})
 }
 
-// free makes the call that ends what the number stands for, and forgets its handle:
-// the driver may give that to something new.
-func free[Handle comparable, Number ~uint64](l *library, name string, things *table[Handle, Number], number Number, do func(Handle) gonvml.Return) error {
+// free makes the call that frees the object with that number, and forgets the handle: the driver
+// may reuse it for a new object.
+func free[Handle comparable, Number ~uint64](
+	l *library,
+	name string,
+	things *table[Handle, Number],
+	number Number,
+	do func(Handle) gonvml.Return,
+) error {
 	_, err := call(l, name, things, number, func(handle Handle) (struct{}, gonvml.Return) {
 		code := do(handle)
 		if code == gonvml.SUCCESS {
@@ -172,10 +185,11 @@ func free[Handle comparable, Number ~uint64](l *library, name string, things *ta
 	return err
 }
 
-// callWith is call with an argument, which is part of the name in an error. One
-// that does not fit the driver's unsigned 32 bits answers InvalidArgument.
+// callWith is call with an argument, which becomes part of the name in an error. If the argument
+// does not fit the driver's unsigned 32 bits, it returns InvalidArgument.
 func callWith[Handle comparable, Number ~uint64, T any](
-	l *library, name string, things *table[Handle, Number], number Number, argument int, get func(Handle, int) (T, gonvml.Return),
+	l *library, name string, things *table[Handle, Number], number Number, argument int,
+	get func(Handle, int) (T, gonvml.Return),
 ) (T, error) {
 	return call(l, with(name, argument), things, number, func(thing Handle) (nothing T, _ gonvml.Return) {
 		if !ordinal(argument) {
@@ -185,13 +199,13 @@ func callWith[Handle comparable, Number ~uint64, T any](
 	})
 }
 
-// with writes the argument of a call into its name.
+// with adds the argument of a call to its name.
 func with(name string, argument int) string { return fmt.Sprintf("%s(%d)", name, argument) }
 
-// ordinal says whether the number can be passed to the driver.
+// ordinal reports whether the number can be passed to the driver.
 func ordinal(number int) bool { return number >= 0 && number <= math.MaxInt32 }
 
-// numbered turns the handle that a call returned into its number.
+// numbered converts the handle that a call returned into its number.
 func (t *table[Handle, Number]) numbered(handle Handle, err error) (Number, error) {
 	if err != nil {
 		return 0, err

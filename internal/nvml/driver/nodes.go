@@ -9,21 +9,23 @@ import (
 	"github.com/virgate/virgate/internal/driverroot"
 )
 
-// loaders are where programs of a root expect the dynamic loader, by the psABI of amd64 and of arm64.
+// loaders returns where programs of a root expect the dynamic loader, by the psABI of amd64 and of
+// arm64.
 func loaders() []string { return []string{"lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"} }
 
-// MakeNodes has the driver's program make the device nodes of the capabilities that these files tell,
-// such as "/proc/driver/nvidia/capabilities/gpu0/mig/gi7/access": nvidia-modprobe, or nvidia-smi, which
-// makes those of all partitions, where there is none. It makes them in the dev of the root it runs in:
+// MakeNodes runs a program of the driver to create the device nodes for these capability files,
+// such as "/proc/driver/nvidia/capabilities/gpu0/mig/gi7/access". The program is nvidia-modprobe
+// or, if there is none, nvidia-smi, which creates the nodes of all partitions. It creates the nodes
+// in the dev of the root in which it runs:
 //
-//   - the driver's, if containers are given that root's dev;
-//   - else the host's, with the driver's library preloaded, as mig-parted does
+//   - the driver's root, if containers get nodes from its dev;
+//   - else the host's root, with the driver's library preloaded, as mig-parted does
 //     (pkg/mig/reconfigure/reconfigure.go);
-//   - else this process's own. That is for a driver root that is no root, as on GKE, and of use where
-//     this process has the host's dev.
+//   - else this process's own root. That is for a driver root that is not a complete root, as on
+//     GKE, and works only if this process has the host's dev.
 //
-// That takes the capabilities SYS_CHROOT and MKNOD, and a container whose device cgroup allows any
-// node. An error has what the program says. No error does not mean that the nodes are there.
+// This requires the capabilities SYS_CHROOT and MKNOD, and a container whose device cgroup allows
+// any node. An error contains the program's output. Success does not mean that the nodes exist.
 func MakeNodes(ctx context.Context, options Options, files []string) error {
 	root, program, err := FindProgram(options, "nvidia-modprobe")
 	var arguments []string
@@ -32,7 +34,8 @@ func MakeNodes(ctx context.Context, options Options, files []string) error {
 	}
 	if err != nil {
 		var missing error
-		if root, program, missing = FindProgram(options, "nvidia-smi"); missing != nil {
+		root, program, missing = FindProgram(options, "nvidia-smi")
+		if missing != nil {
 			return errors.Join(err, missing)
 		}
 		arguments = nil
@@ -41,8 +44,8 @@ func MakeNodes(ctx context.Context, options Options, files []string) error {
 	return err
 }
 
-// place says where to run the program that the root has at that path, so that it makes nodes in the
-// dev that containers are given. It is MakeNodes' choice.
+// place returns where to run the program at that path in the root, so that it creates nodes in the
+// dev from which containers get theirs. MakeNodes describes the choice.
 func (o Options) place(in, program string) invocation {
 	root := newRoot(in)
 	sameDev := filepath.Join("/", o.DevRoot) == filepath.Join("/", o.DriverRoot)
@@ -52,12 +55,20 @@ func (o Options) place(in, program string) invocation {
 		return invocation{root: in, path: program}
 	case host != "/":
 		onHost := filepath.Join("/", o.DriverRoot)
-		return invocation{root: host, path: filepath.Join(onHost, program), env: libraryEnv(root, onHost)}
+		return invocation{
+			root: host,
+			path: filepath.Join(onHost, program),
+			env:  libraryEnv(root, onHost),
+		}
 	}
-	return invocation{root: "/", path: filepath.Join(in, program), env: libraryEnv(root, in)}
+	return invocation{
+		root: "/",
+		path: filepath.Join(in, program),
+		env:  libraryEnv(root, in),
+	}
 }
 
-// libraryEnv has a program find the driver's library, which is in the root, where that is seen at path.
+// libraryEnv makes a program find the driver's library in the root, which the program sees at path.
 func libraryEnv(in root, path string) []string {
 	_, file, _ := find([]root{in}, driverroot.LibraryFolders(), libraryName)
 	if file == "" {

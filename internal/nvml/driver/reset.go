@@ -13,11 +13,11 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// ResetGPU resets the GPU with that PCI bus ID by nvidia-smi, which NVML has no call for. It
-// runs that of the first driver root that has one, with the root as its /, because it needs
-// the libraries there, and the sockets of the persistence daemon, which then lets go of the
-// GPU, too. That takes the capability SYS_CHROOT where the root is not /. The error has what
-// nvidia-smi says, and is mig.ErrInUse where that is that somebody has the GPU open.
+// ResetGPU resets the GPU with that PCI bus ID by nvidia-smi, because NVML has no call for it. It
+// runs the nvidia-smi of the first driver root that has one, with the root as its /, because
+// nvidia-smi needs the libraries there, and the sockets of the persistence daemon, which then also
+// closes the GPU. This requires the capability SYS_CHROOT unless the root is /. The error contains
+// nvidia-smi's output. It is mig.ErrInUse if nvidia-smi says that a program has the GPU open.
 func ResetGPU(ctx context.Context, options Options, busID string) error {
 	said, err := runSMI(ctx, options, "--gpu-reset", "-i", busID)
 	said = strings.ToLower(said)
@@ -27,8 +27,9 @@ func ResetGPU(ctx context.Context, options Options, busID string) error {
 	return err
 }
 
-// Persistence says whether the GPU with that PCI bus ID is in persistence mode, by nvidia-smi, as ResetGPU: a session with
-// the driver would open the GPU for longer.
+// Persistence reports whether the GPU with that PCI bus ID is in persistence mode. It runs
+// nvidia-smi as ResetGPU does, because a session with the driver would keep the GPU open for
+// longer.
 func Persistence(ctx context.Context, options Options, busID string) (bool, error) {
 	said, err := runSMI(ctx, options, "-i", busID, "--query-gpu=persistence_mode", "--format=csv,noheader")
 	if err != nil {
@@ -40,10 +41,12 @@ func Persistence(ctx context.Context, options Options, busID string) (bool, erro
 	case "Disabled":
 		return false, nil
 	}
-	return false, fmt.Errorf("nvidia-smi --query-gpu=persistence_mode of %s says %.100q, and neither Enabled nor Disabled", busID, said)
+	return false,
+		fmt.Errorf("nvidia-smi --query-gpu=persistence_mode of %s says %.100q, and neither Enabled nor Disabled", busID,
+			said)
 }
 
-// SetPersistence turns it on or off.
+// SetPersistence turns persistence mode on or off.
 func SetPersistence(ctx context.Context, options Options, busID string, on bool) error {
 	mode := "0"
 	if on {
@@ -53,18 +56,18 @@ func SetPersistence(ctx context.Context, options Options, busID string, on bool)
 	return err
 }
 
-// SetTimeSlice sets the time slice of the GPU of that UUID to nvidia-smi's number of it, as
-// ResetGPU resets. NVIDIA's DRA driver does the same (cmd/gpu-kubelet-plugin/nvlib.go): NVML
-// has no call for that either.
+// SetTimeSlice sets the time slice of the GPU with that UUID; slice is nvidia-smi's number for it.
+// It runs nvidia-smi as ResetGPU does, and as NVIDIA's DRA driver does
+// (cmd/gpu-kubelet-plugin/nvlib.go), because NVML has no call for this either.
 func SetTimeSlice(ctx context.Context, options Options, gpu string, slice int) error {
 	_, err := runSMI(ctx, options, "compute-policy", "-i", gpu, "--set-timeslice", strconv.Itoa(slice))
 	return err
 }
 
-// FindProgram finds a program of the driver: the first driver root that has it, and its path
-// there.
+// FindProgram finds a program of the driver. It returns the first driver root that has the program,
+// and the program's path there.
 func FindProgram(options Options, name string) (root, path string, err error) {
-	// mig-parted looks in these folders (pkg/mig/reconfigure, find.go).
+	// mig-parted searches these folders (pkg/mig/reconfigure, find.go).
 	in, file, looked := find(options.roots(), []string{"usr/bin", "usr/sbin", "bin", "sbin"}, name)
 	if file == "" {
 		return "", "", fmt.Errorf("no %s in %s", name, strings.Join(looked, ", "))
@@ -80,15 +83,15 @@ func runSMI(ctx context.Context, options Options, arguments ...string) (said str
 	return invocation{root: root, path: path}.run(ctx, arguments...)
 }
 
-// invocation is a program of the driver, and where to run it.
+// invocation is a program of the driver and where to run it.
 type invocation struct {
 	// root is the program's /, and path is its path there.
 	root, path string
-	// env are variables beside PATH.
+	// env holds the variables in addition to PATH.
 	env []string
 }
 
-// run runs it, and returns what it says. An error has that, too.
+// run runs the program and returns its output. An error contains the output too.
 func (i invocation) run(ctx context.Context, arguments ...string) (said string, err error) {
 	command := exec.CommandContext(ctx, i.path, arguments...)
 	command.Dir, command.WaitDelay = "/", 5*time.Second

@@ -13,28 +13,31 @@ import (
 	"github.com/virgate/virgate/internal/driverroot"
 )
 
-// RootWatch finds out that the driver root of this process's container is not the host's any more. A driver that comes
-// in a container of its own, as the GPU Operator's, is unmounted lazily and mounted anew: who has bound its root then
-// keeps the old one, to which nobody else has a path.
+// RootWatch detects that the driver root in this process's container is no longer the host's. A
+// driver in a container of its own, such as the GPU Operator's, is unmounted lazily and mounted
+// anew. A container with a bind mount of the old root then keeps it, although no other process has
+// a path to it.
 type RootWatch struct {
 	// Mounted is the driver root that this process uses: Options.ContainerDriverRoot.
 	Mounted string
-	// Host is where this process sees what the host has there now: in the folder that holds the driver root, bound with
-	// mountPropagation HostToContainer.
+	// Host is where this process sees the host's current driver root: in the folder that contains
+	// the driver root, bound with mountPropagation HostToContainer.
 	Host string
-	// Interval is the time between two looks; 2 s when zero.
+	// Interval is the time between two checks; 2 s when zero.
 	Interval time.Duration
-	// Logger is told when the host has none; nil for nobody.
+	// Logger logs when the host has no driver; nil disables it.
 	Logger *slog.Logger
 }
 
-// Check says why the two cannot be compared. The host's may come later.
+// Check returns the reason why the two roots cannot be compared. The host's root need not exist
+// yet.
 func (w RootWatch) Check() error {
 	if !filepath.IsAbs(w.Host) {
 		return fmt.Errorf("%q is no absolute path", w.Host)
 	}
 	if filepath.Clean(w.Host) == filepath.Clean(w.Mounted) {
-		return fmt.Errorf("%s is the driver root itself, which never sees its replacement: mount the folder that holds it", w.Host)
+		return fmt.Errorf(
+			"%s is the driver root itself, which never sees its replacement: mount the folder that holds it", w.Host)
 	}
 	if _, err := os.Stat(w.Mounted); err != nil {
 		return fmt.Errorf("there is no driver root to compare with: %w", err)
@@ -42,8 +45,9 @@ func (w RootWatch) Check() error {
 	return nil
 }
 
-// Run returns an error when the host has another driver where the root was, and nil when ctx ends. While the host
-// has no driver there, a new container would have none either, so that is only logged.
+// Run returns an error when the host has another driver in place of the root, and nil when ctx
+// ends. While the host has no driver there, a new container would have none either, so Run only
+// logs that.
 func (w RootWatch) Run(ctx context.Context) error {
 	log := cmp.Or(w.Logger, slog.New(slog.DiscardHandler))
 	ticker := time.NewTicker(cmp.Or(w.Interval, 2*time.Second))
@@ -54,7 +58,9 @@ func (w RootWatch) Run(ctx context.Context) error {
 		case err != nil && before != rootGone:
 			log.Warn("the driver root cannot be compared with the host's", "error", err)
 		case state == rootReplaced:
-			return fmt.Errorf("the driver root of this container is not the host's any more: another driver is mounted at %s, which only a new container gets", w.Host)
+			return fmt.Errorf(
+				"the driver root of this container is not the host's any more: another driver is mounted at %s, "+
+					"which only a new container gets", w.Host)
 		case state == before:
 		case state == rootGone:
 			log.Warn("the driver root is no longer mounted on the host; waiting for the next one", "path", w.Host)
@@ -70,7 +76,7 @@ func (w RootWatch) Run(ctx context.Context) error {
 	}
 }
 
-// rootState is what the host has where the driver root was.
+// rootState is what the host has in place of the driver root.
 type rootState string
 
 const (

@@ -13,7 +13,7 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// version is of the format; a reader refuses others.
+// version is the version of the format; a reader rejects others.
 const version = 1
 
 type header struct {
@@ -21,8 +21,8 @@ type header struct {
 	Masked bool `json:"masked"`
 }
 
-// line is a call. It has an answer or an error, and neither for a call that
-// returns nothing but an error.
+// line is a call. It has an answer or an error, or neither if the call returns only an error, which
+// was nil.
 type line struct {
 	Call      string          `json:"call"`
 	Arguments []uint64        `json:"arguments,omitempty"`
@@ -33,9 +33,9 @@ type line struct {
 // key is the same for all calls of one method with the same arguments.
 func key(method string, arguments []uint64) string { return fmt.Sprint(method, arguments) }
 
-// numbers are the arguments of a call as a trace has them. Times are left out,
-// that of a wait for events and since when samples are wanted: a program that
-// runs on the trace asks with others.
+// numbers returns the arguments of a call as a trace has them. It leaves out times, which are the
+// timeout of a wait for events and the start time of samples: a program that replays the trace uses
+// other times.
 func numbers(arguments []any) []uint64 {
 	var list []uint64
 	for _, argument := range arguments {
@@ -62,11 +62,11 @@ func numbers(arguments []any) []uint64 {
 	return list
 }
 
-// method is what a trace has of a method of nvml.Library.
+// method describes a method of nvml.Library for a trace.
 type method struct {
-	// arguments is how many numbers stand for its arguments.
+	// arguments is how many numbers represent the method's arguments.
 	arguments int
-	// answer is nil for a method that returns an error only.
+	// answer is nil for a method that returns only an error.
 	answer reflect.Type
 }
 
@@ -88,7 +88,7 @@ func methods() map[string]method {
 	return all
 }
 
-// check says what is wrong with a call of the method; nil when nothing is.
+// check returns an error if a call of the method is invalid.
 func (m method) check(l line) error {
 	switch {
 	case len(l.Arguments) != m.arguments:
@@ -106,7 +106,7 @@ func (m method) check(l line) error {
 	return nil
 }
 
-// decode is the line's answer as a value of the type, nil for a call without.
+// decode returns the line's answer as a value of that type; nil for a call without an answer.
 func (l line) decode(answer reflect.Type) (any, error) {
 	switch {
 	case answer == nil && l.Answer != nil:
@@ -121,8 +121,7 @@ func (l line) decode(answer reflect.Type) (any, error) {
 	return value.Elem().Interface(), err
 }
 
-// decodeStrictly decodes one JSON value with the fields of the target and no
-// others.
+// decodeStrictly decodes one JSON value, and rejects fields that the target does not have.
 func decodeStrictly(text []byte, target any) error {
 	decoder := json.NewDecoder(bytes.NewReader(text))
 	decoder.DisallowUnknownFields()

@@ -15,21 +15,21 @@ import (
 
 // Options are a recorder's settings.
 type Options struct {
-	// Plain leaves the UUIDs as they are; otherwise they are masked.
+	// Plain leaves the UUIDs unchanged; otherwise they are masked.
 	Plain bool
-	// Limit is the size in bytes at which the trace ends; Limit when zero.
+	// Limit is the size in bytes at which the trace ends; the constant Limit when zero.
 	Limit int
-	// Failed is called once, from any goroutine, with the reason why the trace
-	// ends early: ErrFull, or the error of a write. It may be nil.
+	// Failed is called once, from any goroutine, with the reason why the trace ends early: ErrFull,
+	// or a write error. It may be nil.
 	Failed func(error)
 }
 
-// ErrFull says that the trace has reached its limit.
+// ErrFull means that the trace has reached its limit.
 var ErrFull = errors.New("the trace has reached its size limit and ends here")
 
-// Record returns a library that answers as lib does and writes each call with
-// its answer to w. Waits for events that only time out are left out, because a
-// node makes several a second. No call fails because w does.
+// Record returns a library that answers as lib does, and that writes each call with its answer to
+// w. It leaves out waits for events that only time out, because a node makes several a second. No
+// call fails because of an error of w.
 //
 // Its methods may be called from any goroutine if lib's may.
 func Record(lib nvml.Library, w io.Writer, options Options) nvml.Library {
@@ -48,7 +48,7 @@ type recorder struct {
 	ended   bool
 }
 
-// call makes the call and writes it down.
+// call makes the call and records it.
 func (r *recorder) call(call nvml.Call, do func() (any, error)) (any, error) {
 	answer, err := do()
 	if call.Method == waitMethod && errors.Is(err, nvml.Timeout) {
@@ -62,7 +62,7 @@ func (r *recorder) call(call nvml.Call, do func() (any, error)) (any, error) {
 			l.Error = failed
 		}
 	case call.Answer != nil:
-		// Answers are made of numbers, texts and truth values, which cannot fail.
+		// Answers consist of numbers, texts and truth values, so this cannot fail.
 		l.Answer, _ = json.Marshal(answer)
 		if !r.options.Plain {
 			l.Answer = mask(l.Answer)
@@ -74,10 +74,9 @@ func (r *recorder) call(call nvml.Call, do func() (any, error)) (any, error) {
 
 var uuid = regexp.MustCompile(`[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}`)
 
-// mask replaces each UUID in the text by a hash of it, so that a GPU has the same
-// one in all traces but cannot be told from it: a UUID is too long to guess.
-// Nothing else in a trace identifies a GPU, as Library has no call for serial
-// numbers.
+// mask replaces each UUID in the text by its hash. A GPU then has the same hash in all traces, but
+// cannot be identified by it: a UUID is too long to guess. Nothing else in a trace identifies a
+// GPU, because Library has no call for serial numbers.
 func mask(text []byte) []byte {
 	return uuid.ReplaceAllFunc(text, func(found []byte) []byte {
 		sum := sha256.Sum256(append([]byte("virgate trace "), found...))

@@ -11,29 +11,28 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// Limit is the size, in bytes, at which Record stops and from which Parse
-// refuses a trace. Reading a node of eight GPUs once takes some 50 kB.
+// Limit is the size, in bytes, at which Record stops and from which Parse rejects a trace. Reading
+// a node with eight GPUs once takes about 50 kB.
 const Limit = 64 << 20
 
-// longestLine bounds a line, in bytes. The longest answer is the processes of a
-// GPU, at 40 bytes each.
+// longestLine is the maximum length of a line, in bytes. The longest answer lists the processes of
+// a GPU, at 40 bytes each.
 const longestLine = 1 << 20
 
-// waitMethod is the one method that does not repeat its last answer.
+// waitMethod is the only method that does not repeat its last answer.
 const waitMethod = "EventSetWait"
 
-// Parse reads a trace and returns a library that answers from it. An error
-// names the line. Blank lines are not part of the format, and a trace whose
-// recorder could not finish it ends without a line feed, which is an error too.
+// Parse reads a trace and returns a library that answers from it. An error names the line. Blank
+// lines are not allowed. A trace whose recorder was interrupted ends without a line feed, which is
+// an error too.
 //
-// A call with the same arguments gets the answers of the trace one after the
-// other, and then the last one again and again. A call that the trace does not
-// have gets NotSupported, except for Init and Shutdown, which then work.
-// EventSetWait returns each event or error of the trace once, and after that it
-// waits and times out.
+// Repeated calls with the same arguments get the answers of the trace in order, and then the last
+// answer again and again. A call that the trace does not have gets NotSupported, except for Init
+// and Shutdown, which then succeed. EventSetWait returns each event or error of the trace once;
+// after that it waits and times out.
 //
-// The library's methods may be called from any goroutine. Opening it again does
-// not start the trace over.
+// The library's methods may be called from any goroutine. Opening it again does not restart the
+// trace.
 func Parse(data []byte) (nvml.Library, error) {
 	if len(data) > Limit {
 		return nil, fmt.Errorf("trace: %d bytes, more than %d", len(data), Limit)
@@ -79,9 +78,9 @@ type replay struct {
 	methods map[string]method
 
 	mu sync.Mutex
-	// lines are what is left of the trace, by key.
+	// lines holds the rest of the trace, by key.
 	lines map[string][]line
-	// opened is NVML's count of Init less Shutdown.
+	// opened counts as NVML does: calls of Init minus calls of Shutdown.
 	opened int
 }
 
@@ -102,7 +101,7 @@ func (r *replay) read(text []byte) error {
 	return nil
 }
 
-// call is the library's interceptor.
+// call is the library's Interceptor.
 func (r *replay) call(call nvml.Call, _ func() (any, error)) (any, error) {
 	answer, err, known := r.next(call)
 	switch {
@@ -111,14 +110,14 @@ func (r *replay) call(call nvml.Call, _ func() (any, error)) (any, error) {
 	case known:
 		return answer, err
 	case call.Method == waitMethod:
-		<-time.After(call.Arguments[1].(time.Duration)) // As long as the driver would wait.
+		<-time.After(call.Arguments[1].(time.Duration)) // Wait as long as the driver would.
 		return nil, &nvml.Error{Call: call.Method, Return: nvml.Timeout}
 	}
 	return nil, &nvml.Error{Call: call.Method, Return: nvml.NotSupported}
 }
 
-// next is the answer to a call, which is then used up unless it is the last;
-// false when the trace has none.
+// next returns the answer to a call and removes it, unless it is the last one; false if the trace
+// has none.
 func (r *replay) next(call nvml.Call) (answer any, err error, known bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -143,8 +142,8 @@ func (r *replay) next(call nvml.Call) (answer any, err error, known bool) {
 	return answer, err, known
 }
 
-// since leaves out the samples that the caller has seen, so that an answer which
-// is repeated is not taken for new samples.
+// since leaves out the samples that the caller has already seen, so that a repeated answer is not
+// mistaken for new samples.
 func since(samples []nvml.ProcessSample, lastSeen uint64) (any, error) {
 	var later []nvml.ProcessSample
 	for _, s := range samples {

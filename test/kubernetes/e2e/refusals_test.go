@@ -16,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/virgate/virgate/test/repeat"
 )
@@ -263,10 +264,13 @@ func (c *cluster) switchFullNode(t *testing.T, name string, s fullSwitch) {
 	if s.runs {
 		waiting = 6 // Those who get a device start a container.
 	}
+	kubelet := c.kubeletSays(t)
 	rounds := repeat.Times(1, 20)
 	var untilBound []time.Duration
 	for range rounds {
 		c.label(t, s.from)
+		// Numbers alone may be of the profile before, or of a GPU that has not changed yet.
+		c.awaitProfile(t, s.from, "applied")
 		c.awaitAllocatable(t, s.offersBefore)
 		devices := int(s.offersBefore[s.resource])
 		if len(s.offersBefore) == 0 { // By DRA, as many as the plugin has otherwise.
@@ -276,7 +280,7 @@ func (c *cluster) switchFullNode(t *testing.T, name string, s fullSwitch) {
 		c.await(t, "all devices to be held", func() error {
 			err := q.look(t.Context())
 			if held := len(q.those(holds)); err == nil && held < devices {
-				err = fmt.Errorf("%d of %d are", held, devices)
+				err = fmt.Errorf("%d of %d are; %s", held, devices, granted(t, kubelet))
 			}
 			return err
 		})
@@ -309,6 +313,19 @@ func (c *cluster) switchFullNode(t *testing.T, name string, s fullSwitch) {
 		reportTimes(c, s.name+": label to bound pod, median and worst", untilBound)
 	}
 	q.judge(t, fmt.Sprintf("%s, %d times", s.name, rounds), rounds*s.most)
+}
+
+// granted says which devices the kubelet can grant or has granted, and which pod has which.
+func granted(t *testing.T, kubelet api.PodResourcesListerClient) string {
+	devices, err := healthy(t.Context(), kubelet)
+	if err != nil {
+		return err.Error()
+	}
+	pods, err := holdings(t.Context(), kubelet)
+	if err != nil {
+		return err.Error()
+	}
+	return fmt.Sprintf("the kubelet has %v, and pods hold %v", devices, pods)
 }
 
 // must ends the test with the error.

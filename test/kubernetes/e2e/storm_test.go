@@ -300,7 +300,7 @@ func (s *storm) removePod(t *testing.T, name string) {
 
 // standStill waits until the node offers what it is to offer with what pods hold,
 // and looks that each pod sees what the kubelet says it holds. Where the kubelet has given a device
-// to two pods, one goes, as docs/how-to/troubleshoot.md says.
+// to two pods, one goes, as docs/how-to/troubleshoot-containers.md says.
 func (s *storm) standStill(t *testing.T) {
 	t.Helper()
 	before := s.monitor.looked()

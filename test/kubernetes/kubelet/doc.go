@@ -1,31 +1,29 @@
-// Package kubelet holds Virgate's plugin package against the kubelet's own
-// code, and is nothing but its tests.
+// Package kubelet tests Virgate's plugin package against the kubelet's own code. It consists of
+// tests only.
 //
-// What runs is the real thing of k8s.io/kubernetes v1.36.3, in this process:
-// the device manager with its registration server, plugin clients and
-// checkpoint, the topology manager under policies none and best-effort over two
-// NUMA nodes, and the PodResources v1 server with its rate limit. Virgate is
-// its real plugin.Manager with the real podresources.Source and, where it
-// restarts, the real state file and lock. They meet on unix sockets in a
-// temporary directory.
+// The code is that of k8s.io/kubernetes v1.36.3, in this process: the device manager with its
+// registration server, plugin clients and checkpoint, the topology manager under policies none and
+// best-effort over two NUMA nodes, and the PodResources v1 server with its rate limit. Virgate runs
+// as its real plugin.Manager with the real podresources.Source and, in tests that restart it, the
+// real state file and lock. They are connected by Unix sockets in a temporary directory.
 //
-// What stands in for the rest of a kubelet is small and told here:
+// The rest of the kubelet is replaced by a few simple parts:
 //
-//   - Pods are kept in a list; admission is the topology manager's Admit, one
-//     pod at a time, as the kubelet's one loop does it. There is no scheduler
+//   - Pods are kept in a list. Admission is the topology manager's Admit, one
+//     pod at a time, as in the kubelet's loop. There is no scheduler
 //     and no runtime: a container start is GetDeviceRunContainerOptions.
-//   - A kubelet restart is a new device manager on the same directory, told of
-//     the running containers, with its pod sources not ready until every
+//   - A kubelet restart is a new device manager on the same directory. It gets
+//     the running containers, and its pod sources are not ready until every
 //     running pod has been admitted again.
-//   - The five minutes after which a kubelet forgets a stopped plugin pass by
-//     setting back the time at which it stopped.
-//   - Between the plugin clients and the device manager stands a observer, which
-//     writes down every list before the device manager gets it. What the tests
-//     say of lists is what the kubelet received, in its order.
+//   - The five minutes after which a kubelet forgets a stopped plugin are skipped
+//     by setting back the time at which it stopped.
+//   - Between the plugin clients and the device manager is an observer that
+//     records every list before the device manager gets it. What the tests
+//     check about lists is what the kubelet received, in that order.
 //   - What would kill a kubelet, a panic in admission or in a container start,
-//     is caught, ends that kubelet, and fails the test with its stack, but for
-//     the tests of naive plugins, which require it.
+//     is caught, ends that kubelet, and fails the test with its stack. The
+//     tests of naive plugins are the exception: they require it.
 //
-// The kubelet's constructor is unexported; a link name and six private fields
-// (inside_test.go) are all that is reached into.
+// The kubelet's constructor is unexported. Only a link name and six private fields (inside_test.go)
+// are accessed from outside.
 package kubelet

@@ -1,4 +1,4 @@
-// Command kubectl is Kubernetes' own: the tests type with it what the documents say.
+// Command kubectl is Kubernetes' own kubectl. With it the tests run the commands of the documents.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command workload is what the pods of the tests run, and their pause container:
-// it prints what it was given of the node's GPUs and waits for the signal to end, unless its argument
-// is once. Where it shares one by MPS it is a client of the daemon meanwhile.
+// Command workload runs in the tests' pods, and as their pause container. It prints what it was
+// given of the node's GPUs and waits for the signal to end, unless its argument is once. With a GPU
+// shared by MPS, it is a client of the daemon meanwhile.
 package main
 
 import (

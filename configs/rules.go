@@ -153,6 +153,9 @@ func labelUseOf(name string) labelUse {
 		return labelUse{}
 	case inventoryLabel.MatchString(name):
 		return labelUse{inventory: true}
+	case strings.HasPrefix(name, "nvidia.com/gpu.deploy."):
+		return labelUse{refused: "the label changes while a MIG layout is changed or the driver is replaced, so a " +
+			"rule could undo what made it match"}
 	case profileLabel.MatchString(name):
 		return labelUse{refused: "the label depends on the profile, so a rule could undo what made it match"}
 	case name == "nvidia.com/device-plugin.config.state" || name == "nvidia.com/mig.config.state":
@@ -466,6 +469,8 @@ type Choice struct {
 	Rule int `json:"rule,omitempty"`
 	// Rules is the Generation of the rules beside the profiles; empty if there are none.
 	Rules string `json:"rules,omitempty"`
-	// ByInventory is true if the rules use labels of the node's GPUs.
+	// ByInventory is true if the rules use labels of the node's GPUs. AwaitsGPUs is true if a rule
+	// may choose another profile once the GPUs are known.
 	ByInventory bool `json:"-"`
+	AwaitsGPUs  bool `json:"-"`
 }

@@ -163,9 +163,9 @@ func allLabels() (sets []map[string]string) {
 	return sets
 }
 
-// TestRulesAsKubernetes holds the rules against the code by which Kubernetes' scheduler takes a pod's nodeSelector and
-// nodeAffinity: the first rule counts that such a pod would match. It also holds what is said of rules that no node
-// reaches against all nodes.
+// TestRulesAsKubernetes compares rules with the code by which Kubernetes' scheduler evaluates a pod's nodeSelector and
+// nodeAffinity: Match must find the first rule whose terms, on a pod, would match the node. It also checks the rules
+// that are reported as unreachable against all nodes.
 func TestRulesAsKubernetes(t *testing.T) {
 	sets := allLabels()
 	refused := 0
@@ -253,6 +253,26 @@ func TestRulesInDocuments(t *testing.T) {
 	delete(documents, RulesName)
 	if _, ok, err := documents.Rules("x"); ok || err != nil {
 		t.Errorf("%v, %v without rules", ok, err)
+	}
+}
+
+// TestRefusedLabels names labels that change with the profile that a rule chose, or while it is applied.
+func TestRefusedLabels(t *testing.T) {
+	for name, why := range map[string]string{
+		"nvidia.com/gpu.replicas":             "depends on the profile",
+		"nvidia.com/mig-1g.5gb.count":         "depends on the profile",
+		"nvidia.com/mig.config.state":         "says how far the profile is",
+		"nvidia.com/device-plugin.config":     "names a profile itself",
+		"nvidia.com/gpu.deploy.device-plugin": "changes while a MIG layout is changed or the driver is replaced",
+		"nvidia.com/gpu.deploy.dcgm":          "changes while a MIG layout is changed or the driver is replaced",
+	} {
+		_, err := ParseFile("rules.yaml", []byte("rules: [{nodeSelector: {"+name+": x}, profile: a}]"), nil)
+		if err == nil || !strings.Contains(err.Error(), "rules must not use this label: the label "+why) {
+			t.Errorf("%s: %v, want that it %s", name, err, why)
+		}
+		if RuleLabel(name) || InventoryLabel(name) {
+			t.Errorf("rules read %s", name)
+		}
 	}
 }
 

@@ -25,8 +25,8 @@ const (
 	// boundPause is how long pods that were bound just before the announcement may take to reach
 	// the kubelet.
 	boundPause = 150 * time.Millisecond
-	// burstLimit is for how much longer a list waits while such pods keep coming: the kubelet admits them
-	// one by one, and each may take it a tenth of a second.
+	// burstLimit is how much longer a list waits while such pods keep coming: the kubelet admits them
+	// one by one, and each may take a tenth of a second.
 	burstLimit = time.Second
 )
 
@@ -137,11 +137,13 @@ type waitingList struct {
 	*generation
 	// due is when it is sent, and limit the latest time for that while no pods come.
 	due, limit time.Time
-	// announced is true when the API server has its numbers, so that the scheduler binds no more pods by the old ones.
+	// announced is true when the API server has its number of Healthy devices or a lower one, so that the scheduler
+	// binds no more pods by the old one.
 	announced bool
 }
 
-// dueAt is when the list is sent: when it is due, and the kubelet has asked for no device for a moment.
+// dueAt returns when to send the list: when it is due and, if it is announced, the kubelet has asked for no device
+// for boundPause.
 func (s *server) dueAt(w *waitingList) time.Time {
 	if !w.announced {
 		return w.due
@@ -192,7 +194,26 @@ func (r *reconciler) announced(made announcement) {
 		if waiting.due.Before(due) {
 			due = waiting.due
 		}
-		s.waiting.Store(&waitingList{waiting.generation, due, waiting.limit, made.written[name]})
+		s.waiting.Store(&waitingList{waiting.generation, due, waiting.limit, waiting.announced || made.written[name]})
+	}
+}
+
+// follow returns next as the list that waits in place of w, which is nil if none waits. A list with more Healthy
+// devices than w does not end the wait for pods: the scheduler knows of fewer. A list with fewer takes an announcement
+// of its own.
+func (w *waitingList) follow(next *generation, now time.Time) *waitingList {
+	limit := now.Add(announceLimit)
+	switch {
+	case w == nil:
+		return &waitingList{next, limit, limit, false}
+	case w.announced && next.list.count().healthy < w.list.count().healthy:
+		due := limit
+		if latest := w.limit.Add(burstLimit); due.After(latest) {
+			due = latest
+		}
+		return &waitingList{next, due, w.limit, false}
+	default:
+		return &waitingList{next, w.due, w.limit, w.announced}
 	}
 }
 
@@ -205,16 +226,10 @@ func (r *reconciler) publishOrWait(s *running, next *generation, now time.Time) 
 	told := waiting != nil && waiting.list.count() == count
 	overdue := waiting != nil && !now.Before(s.dueAt(waiting))
 	if r.options.Announcer != nil && lowers && !overdue && !before.losesFaulty(next) {
-		limit := now.Add(announceLimit)
-		if waiting != nil {
-			limit = waiting.limit
-		}
-		if told {
-			s.waiting.Store(&waitingList{next, waiting.due, limit, waiting.announced})
-		} else {
+		if !told {
 			r.announce(s.name, notice{count: count})
-			s.waiting.Store(&waitingList{next, limit, limit, false})
 		}
+		s.waiting.Store(waiting.follow(next, now))
 		return
 	}
 	if lowers && !told || waiting != nil && next.version == before.version {

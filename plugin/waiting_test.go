@@ -14,7 +14,7 @@ type anybody struct{}
 func (anybody) Announce(context.Context, map[string]int, map[string]int) map[string]bool { return nil }
 
 // TestWaitingList follows a list in its wait: each number is announced and has its time, the last one
-// too, but the list waits no longer than announceLimit in all, whatever comes.
+// too, but the list waits no longer than announceLimit after the last lower number, and burstLimit more in all.
 func TestWaitingList(t *testing.T) {
 	t.Parallel()
 	const name = "nvidia.com/gpu"
@@ -74,6 +74,39 @@ func TestWaitingList(t *testing.T) {
 		{7290, grant, 8},
 		{7299, due, 8},
 		{7300, due, 7}, // Nor does a burst put it off beyond its limit.
+		{8000, list(4), 7},
+		{8010, written(4, true), 7},
+		{8290, grant, 7},
+		{8310, list(5), 7}, // The pod that came holds one of the devices that are leaving: the burst goes on.
+		{8310, due, 7},
+		{8320, written(5, false), 7}, // The API server still has the lower number.
+		{8320, due, 7},
+		{8400, grant, 7},
+		{8549, due, 7},
+		{8550, due, 5},
+		{9000, list(3), 5},
+		{9010, written(3, true), 5},
+		{9290, grant, 5},
+		{9310, list(2), 5}, // Fewer: it has time for an announcement of its own.
+		{9310, due, 5},
+		{9320, written(2, true), 5},
+		{9469, due, 5},
+		{9470, due, 2},
+		{10000, list(1), 2},
+		{10010, written(1, true), 2},
+		{10140, grant, 2},
+		{10280, grant, 2},
+		{10420, grant, 2},
+		{10560, list(0), 2},
+		{10859, due, 2},
+		{10860, due, 0}, // The API server is away meanwhile.
+		{11000, list(8), 8},
+		{11000, list(1), 8},
+		{11010, written(1, true), 8},
+		{12200, grant, 8},
+		{12250, list(0), 8},
+		{12299, due, 8},
+		{12300, due, 0}, // In all no longer than a burst.
 	} {
 		at(step.ms, step.do)
 		if got := s.current.Load().list.count().healthy; got != step.want {

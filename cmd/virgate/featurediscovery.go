@@ -79,7 +79,7 @@ func featureDiscoverySettings() []configs.Setting {
 			Path:    "flags.gfd.machineTypeFile",
 			Flag:    "machine-type-file",
 			Env:     "GFD_MACHINE_TYPE_FILE",
-			Default: "/sys/class/dmi/id/product_name",
+			Default: machineTypeFile,
 			Usage:   "the file with the machine's name",
 		},
 		{

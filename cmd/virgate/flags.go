@@ -344,7 +344,7 @@ func evictor(cmd *cli.Command) (func(ctx context.Context, namespace, pod, uid st
 	}
 	if !cmd.Bool("watch-pods") {
 		return nil, usageError{errors.New(
-			"--evict-over-limit: --watch-pods is missing, without which nobody knows who uses how much")}
+			"--evict-over-limit: set --watch-pods too: Virgate needs it to measure what each pod uses")}
 	}
 	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {
@@ -422,7 +422,7 @@ func reportFlags(environment environment) []cli.Flag {
 		},
 		&cli.StringFlag{
 			Name:     "machine-type-file",
-			Value:    "/sys/class/dmi/id/product_name",
+			Value:    machineTypeFile,
 			Usage:    "the file with the machine's name, for the label gpu.machine",
 			Category: category,
 		},
@@ -462,6 +462,9 @@ func featureOutput(cmd *cli.Command, environment environment) (nodestatus.Featur
 	}
 	return output, nil
 }
+
+// machineTypeFile has the machine's name from its firmware.
+const machineTypeFile = "/sys/class/dmi/id/product_name"
 
 // machineName returns the machine's name from the file; empty when unknown.
 func machineName(path string, log *slog.Logger) string {

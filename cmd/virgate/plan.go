@@ -340,7 +340,7 @@ func explainWaits(changes []sharing.Change) (warnings []string) {
 	if len(idle) > 0 {
 		warnings = []string{
 			"GPU " + strings.Join(idle, ", ") +
-				": as long as a pod holds a share, the idle shares are offered to nobody, under either profile",
+				": while a pod holds a share, no other pod gets the idle ones, under either profile",
 		}
 	}
 	return warnings

@@ -39,7 +39,7 @@ func TestPlanSaysForWhomAChangeWaits(t *testing.T) {
 		}
 		return append(lines, warnings...)
 	}
-	const last = ": as long as a pod holds a share, the idle shares are offered to nobody, under either profile"
+	const last = ": while a pod holds a share, no other pod gets the idle ones, under either profile"
 	if diff := cmp.Diff([]string{
 		"about 0.3 s where free; GPU 0, 1 when the holders end", "about 0.3 s where free; GPU 1, 2 when the holders end", "at once",
 		"at once; shares in use beyond that stay until their pods end", "GPU 0, 1" + last,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -161,17 +162,28 @@ func nonNil(set map[string]string) map[string]string {
 	return set
 }
 
-// see uses the labels of these GPUs. If the GPUs could not be read, it uses the Node's labels that
-// feature discovery wrote.
+// see uses the labels of these GPUs, and the Node's labels about its machine; without those, this
+// machine's if the GPUs are. If the GPUs could not be read, it uses the Node's labels that feature
+// discovery wrote.
 func (c *nodeChoice) see(library nvml.Library, gpus []sharing.GPU, unread error) {
 	if unread == nil {
 		n := features.Node{GPUs: gpus}
+		if source := c.cmd.String("node"); source == "auto" || source == "nvml" {
+			silent := slog.New(slog.DiscardHandler)
+			n.Machine = machineName(machineTypeFile, silent)
+			n.VGPUs = vgpus(os.DirFS(pciDevices), silent)
+		}
 		if library.Init() == nil {
 			versions := nvml.ReadVersions(library)
 			n.Driver, n.CUDA = versions.Driver, versions.CUDA
 			_ = library.Shutdown() // It was closed before.
 		}
 		c.inventory = daemon.RuleLabels(n)
+		for name, value := range c.labels {
+			if name == "nvidia.com/gpu.machine" || strings.HasPrefix(name, "nvidia.com/vgpu.") {
+				c.inventory[name] = value
+			}
+		}
 		return
 	}
 	for name, value := range c.labels {

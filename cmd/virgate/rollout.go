@@ -107,7 +107,7 @@ func rolloutCommand() *cli.Command {
 			},
 		}, {
 			Name:      "forget",
-			Usage:     "deletes what is kept of a rollout that has ended; it cannot be undone then",
+			Usage:     "deletes the record of an ended rollout, which cannot be undone afterwards",
 			ArgsUsage: "ROLLOUT",
 			Flags: []cli.Flag{&cli.BoolFlag{
 				Name:  "unfinished",

@@ -342,10 +342,11 @@ func (a *agent) startServing(ctx context.Context) error {
 		}
 	}
 	a.serving.Store(true)
-	close(a.locked)
 	// Only the serving program may use the last run's profile, so the loop must decide again even
-	// if it has seen the same error before.
-	a.requestPlan()
+	// if it has seen the same error before. It does so before the driver is opened, because the
+	// profile's health rules judge the first scan.
+	a.planNow(ctx)
+	close(a.locked)
 	if err := a.RestoreHealth(ctx); err != nil {
 		return err
 	}

@@ -111,7 +111,8 @@ func (a *agent) readInputs(last *state) *state {
 }
 
 // selectProfile finds the profile in force: the wanted one, else this program's last good one, else
-// the one of the program before it.
+// the one of the program before it. While the choice waits for the GPUs, the one of the program
+// before it comes first: its health rules judge the first scan.
 func (a *agent) selectProfile(last, next *state) {
 	wanted, err := a.ConfigSource.Profile()
 	serving := a.serving.Load()
@@ -134,14 +135,11 @@ func (a *agent) selectProfile(last, next *state) {
 		}
 	}
 	next.wanted, next.rejected = wanted, err
+	awaits := err == nil && wanted.Choice.AwaitsGPUs && !known
 	switch {
+	case serving && (awaits || err != nil && next.profile == nil) && a.restoreProfile(next):
 	case err == nil:
 		next.profile, next.restored = &wanted, false
-	case next.profile == nil && serving:
-		if kept, ok := a.LastKnownGood.Load(); ok {
-			next.profile, next.restored = &kept, true
-			a.Logger.Info("using the profile of the last run", "profile", kept.String(), "generation", kept.Generation)
-		}
 	}
 	// Save it even if the wanted one is rejected: a program that stood by has saved none.
 	if serving && known && next.profile != nil && !next.restored {
@@ -160,11 +158,24 @@ func (a *agent) selectProfile(last, next *state) {
 	if next.profile == nil || last.profile != nil && last.profile.Generation == next.profile.Generation {
 		return
 	}
-	if err == nil {
+	if err == nil && !next.restored {
 		a.Logger.Info("profile in force", "profile", wanted.String(), "generation", wanted.Generation, "by",
 			wanted.Choice.By)
 	}
 	a.SetHealthRules(next.profile.Profile)
+}
+
+// restoreProfile puts the profile of the last run in force. It returns false if there is none.
+func (a *agent) restoreProfile(next *state) bool {
+	kept, ok := a.LastKnownGood.Load()
+	if !ok {
+		return false
+	}
+	if next.profile == nil || !next.restored {
+		a.Logger.Info("using the profile of the last run", "profile", kept.String(), "generation", kept.Generation)
+	}
+	next.profile, next.restored = &kept, true
+	return true
 }
 
 // nothingElse reports whether no other profile than this one has been in force on the node, as

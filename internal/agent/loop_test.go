@@ -97,6 +97,77 @@ func TestLastRunsProfileServes(t *testing.T) {
 	}
 }
 
+// byGPUs chooses the profile by a rule that asks for the GPUs; until they are known, it is the
+// default.
+type byGPUs struct {
+	fakePolicy
+	node fakeNode
+	rule sharing.Profile
+}
+
+func (p byGPUs) Profile() (configs.SelectedProfile, error) {
+	if _, err := p.node.get(); err == nil {
+		return configs.Config{Profile: p.rule}.SelectedFrom("fake", "", nil), nil
+	}
+	selected, err := p.fakePolicy.Profile()
+	selected.Choice.AwaitsGPUs = true
+	return selected, err
+}
+
+// beforeWatch is a Node whose driver is opened only after the call.
+type beforeWatch struct {
+	fakeNode
+	call func()
+}
+
+func (n beforeWatch) Watch(ctx context.Context, changed func()) error {
+	n.call()
+	return n.fakeNode.Watch(ctx, changed)
+}
+
+// TestFirstScanHasTheLastRunsRules: where rules ask for the GPUs, the profile of the last run, and
+// not the default, says how the first scan is judged.
+func TestFirstScanHasTheLastRunsRules(t *testing.T) {
+	t.Parallel()
+	last := configs.Config{Profile: profile(3)}.SelectedFrom("ConfigMap gpu/profiles", "a", nil)
+	for _, test := range []struct {
+		name  string
+		last  *configs.SelectedProfile
+		first int
+	}{
+		{"after a run", &last, 3},
+		{"at the first start", nil, 4},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			keeper := &fakeLastKnownGood{last: test.last}
+			var inForce, first atomic.Int64
+			r := newRig(t, func(r *rig) {
+				r.node = fakeNode{newInput[[]sharing.GPU](nil, sharing.ErrNotRead)}
+				r.options.Node = beforeWatch{r.node, func() { first.Store(inForce.Load()) }}
+				r.options.ConfigSource, r.options.LastKnownGood = byGPUs{r.policy, r.node, profile(5)}, keeper
+				r.options.SetHealthRules = func(p sharing.Profile) { inForce.Store(int64(p.TimeSlicing[0].Replicas)) }
+			})
+			<-r.node.started
+			if got := first.Load(); got != int64(test.first) {
+				t.Errorf("the first scan has the health rules of profile %d, want %d", got, test.first)
+			}
+			r.agent.planNow(r.ctx)
+			s := r.agent.state.Load()
+			if s.rejected != nil || s.restored != (test.last != nil) || keeper.list() != "[]" {
+				t.Errorf("rejected: %v, restored: %t, kept: %s", s.rejected, s.restored, keeper.list())
+			}
+			r.node.set(gpus("", ""), nil)
+			r.shows(10)
+			if got := inForce.Load(); got != 5 || r.agent.state.Load().restored {
+				t.Errorf("then the health rules of profile %d are in force", got)
+			}
+			if got, want := keeper.list(), generations(5); got != want {
+				t.Errorf("kept %s, want %s", got, want)
+			}
+		})
+	}
+}
+
 // A program that stands by has rejected the profile before it may serve, and
 // nothing changes when it may. Found by test/soak. With GPUs that it may partition, it
 // has to know what it serves before it registers.

@@ -23,7 +23,7 @@ const (
 	InUse    Cause = "in_use"
 	Faulty   Cause = "unhealthy"
 	Taken    Cause = "taken"
-	// TooMany means that the claim asks for more shares than there are.
+	// TooMany means that the claim asks for more shares than there are, or than one container can use.
 	TooMany Cause = "too_many"
 	// NotMade means that a partition could not be made for the claim.
 	NotMade Cause = "not_made"
@@ -201,7 +201,7 @@ func oneDaemon(c dra.Claim) error {
 			request = r.Request
 		}
 		if first, two := of[request]; two && dra.PlaceOf(first) != r.Place() {
-			return fmt.Errorf(
+			return refuse(TooMany,
 				"claim %s has shares by MPS of two units, %s and %s: a program talks to the daemon of one, so a "+
 					"container's shares must be of one unit", c, first, r.Device)
 		}

@@ -127,6 +127,9 @@ func TestOneDaemon(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r, _ := mpsRig(t)
 			r.prepare(test.claim, test.want)
+			if err := r.Prepare(t.Context(), test.claim); err != nil && CauseOf(err) != TooMany {
+				t.Errorf("the cause is %s, want %s", CauseOf(err), TooMany)
+			}
 		})
 	}
 }

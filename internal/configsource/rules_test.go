@@ -134,12 +134,21 @@ func TestRulesBeforeTheGPUs(t *testing.T) {
 	s.run()
 	s.await(generation(t, two), "")
 	s.by("default: until the node's GPUs are known, because rule 2 of ConfigMap gpu/profiles asks for nvidia.com/gpu.product")
+	awaits := func(want bool) {
+		t.Helper()
+		if selected, _ := s.source.Profile(); selected.Choice.AwaitsGPUs != want {
+			t.Errorf("awaits the GPUs: %t, want %t", selected.Choice.AwaitsGPUs, want)
+		}
+	}
+	awaits(true)
 	s.nodes.change("n1", pooled("pool", "a"))
 	s.await(generation(t, four), "")
+	awaits(false)
 	inventory.Store(&map[string]string{"nvidia.com/gpu.product": "H100"})
 	s.nodes.change("n1", pooled())
 	s.await(generation(t, ten), "")
 	s.by("rule 2 of ConfigMap gpu/profiles")
+	awaits(false)
 	inventory.Store(&map[string]string{"nvidia.com/gpu.product": "A100"})
 	s.look()
 	s.await(generation(t, two), "")
@@ -248,6 +257,15 @@ func TestRulesSpread(t *testing.T) {
 		edit(strings.Replace(spread("1h"), "profile: ten", "profile: x", 1), 9)
 		if s.problem == nil || s.last() != next {
 			t.Errorf("a broken list: %v", s.problem)
+		}
+		// The one that replaces it ends the refusal at once. After that, the spread counts again.
+		next = edit(spread("1h"), 10)
+		if s.problem != nil || s.last() != next {
+			t.Errorf("after a broken list: %v", s.problem)
+		}
+		edit(spread("1h"), 11)
+		if s.last() != next {
+			t.Error("taken at once")
 		}
 		s.stop()
 	})

@@ -96,7 +96,7 @@ func Choose(c Criteria) (Chosen, error) {
 		chosen.Choice.By = fmt.Sprintf("rule %d of %s", match.Number, c.Source)
 		return chosen, c.require(chosen.Name, chosen.Choice.By)
 	} else if match.Unknown != nil {
-		chosen.Unknown = match
+		chosen.Unknown, chosen.Choice.AwaitsGPUs = match, true
 		because = fmt.Sprintf(": until the node's GPUs are known, because rule %d of %s asks for %s", match.UnknownRule,
 			c.Source, strings.Join(match.Unknown, ", "))
 	} else if c.Rules.Generation != "" {
@@ -269,13 +269,15 @@ func (n *NodeSource) take(latest configs.Documents, atOnce bool) (documents conf
 }
 
 // spread returns how long a change may take, from the new rules, or from the old ones if there are
-// none any more. It is 0 for wrong rules, so that their error shows at once.
+// none any more. It is 0 for wrong rules, so that their error shows at once, and for those that
+// replace wrong ones, because the node rejects these meanwhile.
 func (n *NodeSource) spread(latest configs.Documents) time.Duration {
 	rules, there, err := latest.Rules("")
+	before, _, wrong := n.taken.Rules("")
 	if !there {
-		rules, _, err = n.taken.Rules("")
+		rules = before
 	}
-	if err != nil {
+	if err != nil || wrong != nil {
 		return 0
 	}
 	return rules.Spread

@@ -136,7 +136,9 @@ func Run(ctx context.Context, o Options) error {
 	profile.rules.Store(&ruleLabels{
 		node:      o.RuleFeatures,
 		inventory: node.Inventory,
+		complete:  node.Complete,
 		versions:  node.Versions,
+		boot:      o.BootID,
 		store:     state.Section[gpuFacts]{File: file, Name: state.FactSection},
 		log:       log,
 	})

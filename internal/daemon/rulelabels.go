@@ -20,11 +20,14 @@ import (
 // get the memory of a GPU with MIG. A rule that creates partitions must not stop matching because
 // of that.
 type gpuFacts struct {
-	UUID              string `json:"uuid"`
+	UUID string `json:"uuid"`
+	// Boot is the machine's boot ID when the GPU was last in it; empty if unknown.
+	Boot              string `json:"boot,omitempty"`
 	Model             string `json:"model,omitempty"`
 	Memory            uint64 `json:"memory,omitempty"`
 	ComputeCapability string `json:"computeCapability,omitempty"`
 	PCIClass          uint32 `json:"pciClass,omitempty"`
+	Clique            string `json:"clique,omitempty"`
 	MIGCapable        bool   `json:"migCapable,omitempty"`
 }
 
@@ -33,9 +36,13 @@ type gpuFacts struct {
 // changes them.
 type ruleLabels struct {
 	// node has what does not change while the program runs.
-	node      features.Node
+	node features.Node
+	// inventory, complete and versions are an nvml.Node's.
 	inventory func() ([]sharing.GPU, error)
+	complete  func() bool
 	versions  func() nvml.Versions
+	// boot is the machine's boot ID; empty if unknown.
+	boot string
 	// store is read when the GPUs are first known, which happens only in the program that serves
 	// the node.
 	store state.Section[gpuFacts]
@@ -49,14 +56,15 @@ type ruleLabels struct {
 
 // now returns the labels; nil until the GPUs have been read once.
 func (l *ruleLabels) now() map[string]string {
+	complete := l.complete() // Before the inventory, which may become complete meanwhile.
 	gpus, err := l.inventory()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err != nil { // GPUs that cannot be read now count as unchanged.
 		return l.labels
 	}
-	gpus = slices.Clone(gpus)
-	if l.remember(gpus) {
+	gpus, news := l.remember(slices.Clone(gpus), complete)
+	if news {
 		kept := slices.SortedFunc(maps.Values(l.facts),
 			func(a, b gpuFacts) int { return strings.Compare(a.UUID, b.UUID) })
 		if err := l.store.Save(kept); err != nil {
@@ -92,9 +100,10 @@ func RuleLabels(n features.Node) map[string]string {
 	return labels
 }
 
-// remember fills in what the driver does not report now, and reports whether it reported something
-// new.
-func (l *ruleLabels) remember(gpus []sharing.GPU) (news bool) {
+// remember fills in what the driver does not report now, and adds the GPUs of this boot that it has
+// not identified yet. It forgets GPUs that a complete inventory does not have. It returns all GPUs,
+// and whether there is something new to store.
+func (l *ruleLabels) remember(gpus []sharing.GPU, complete bool) (all []sharing.GPU, news bool) {
 	if l.facts == nil {
 		l.facts = map[string]gpuFacts{}
 		kept, err := l.store.Load()
@@ -105,27 +114,47 @@ func (l *ruleLabels) remember(gpus []sharing.GPU) (news bool) {
 			l.facts[facts.UUID] = facts
 		}
 	}
+	there := map[string]bool{}
 	for i := range gpus {
 		gpu, known := &gpus[i], l.facts[gpus[i].UUID]
 		facts := gpuFacts{
 			UUID:              gpu.UUID,
+			Boot:              l.boot,
 			Model:             cmp.Or(gpu.Model, known.Model),
 			Memory:            cmp.Or(gpu.Memory, known.Memory),
 			ComputeCapability: cmp.Or(gpu.ComputeCapability, known.ComputeCapability),
 			PCIClass:          cmp.Or(gpu.PCIClass, known.PCIClass),
+			Clique:            cmp.Or(gpu.Clique, known.Clique),
 			MIGCapable:        gpu.MIGCapable || known.MIGCapable,
 		}
 		gpu.Model = facts.Model
 		gpu.Memory = facts.Memory
 		gpu.ComputeCapability = facts.ComputeCapability
 		gpu.PCIClass = facts.PCIClass
+		gpu.Clique = facts.Clique
 		gpu.MIGCapable = facts.MIGCapable
+		there[gpu.UUID] = true
 		if facts != known {
 			l.facts[gpu.UUID], news = facts, true
 		}
 	}
-	maps.DeleteFunc(l.facts, func(uuid string, _ gpuFacts) bool {
-		return !slices.ContainsFunc(gpus, func(g sharing.GPU) bool { return g.UUID == uuid })
-	})
-	return news
+	for uuid, facts := range l.facts {
+		switch {
+		case there[uuid]:
+		case complete:
+			delete(l.facts, uuid)
+			news = true
+		case l.boot != "" && facts.Boot == l.boot:
+			gpus = append(gpus, sharing.GPU{
+				UUID:              uuid,
+				Model:             facts.Model,
+				Memory:            facts.Memory,
+				ComputeCapability: facts.ComputeCapability,
+				PCIClass:          facts.PCIClass,
+				Clique:            facts.Clique,
+				MIGCapable:        facts.MIGCapable,
+			})
+		}
+	}
+	return gpus, news
 }

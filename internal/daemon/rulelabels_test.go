@@ -30,6 +30,7 @@ func TestRuleLabels(t *testing.T) {
 		return &ruleLabels{
 			node:      features.Node{Machine: "DGX A100"},
 			inventory: func() ([]sharing.GPU, error) { return gpus, unread },
+			complete:  func() bool { return true },
 			versions:  func() nvml.Versions { return nvml.Versions{Driver: "580.65.06", CUDA: 13000} },
 			store:     state.Section[gpuFacts]{File: file, Name: state.FactSection},
 			log:       log,
@@ -40,13 +41,13 @@ func TestRuleLabels(t *testing.T) {
 		t.Errorf("before the GPUs were read: %v", got)
 	}
 	whole := []sharing.GPU{
-		{UUID: "GPU-0", Model: "NVIDIA A100-SXM4-40GB", Memory: 40 << 30, ComputeCapability: "8.0", PCIClass: 0x030200, MIGCapable: true},
-		{UUID: "GPU-1", Index: 1, Model: "NVIDIA A100-SXM4-40GB", Memory: 40 << 30, ComputeCapability: "8.0", PCIClass: 0x030200, MIGCapable: true},
+		{UUID: "GPU-0", Model: "NVIDIA A100-SXM4-40GB", Memory: 40 << 30, ComputeCapability: "8.0", PCIClass: 0x030200, Clique: "c.1", MIGCapable: true},
+		{UUID: "GPU-1", Index: 1, Model: "NVIDIA A100-SXM4-40GB", Memory: 40 << 30, ComputeCapability: "8.0", PCIClass: 0x030200, Clique: "c.1", MIGCapable: true},
 	}
 	gpus, unread = whole, nil
 	want := labels.now()
 	for name, value := range map[string]string{
-		"gpu.product": "NVIDIA-A100-SXM4-40GB", "gpu.memory": "40960", "gpu.family": "ampere", "gpu.machine": "DGX-A100", "mig.capable": "true", "cuda.driver.major": "580",
+		"gpu.product": "NVIDIA-A100-SXM4-40GB", "gpu.memory": "40960", "gpu.family": "ampere", "gpu.machine": "DGX-A100", "mig.capable": "true", "cuda.driver.major": "580", "gpu.clique": "c.1",
 		"gpu.model.NVIDIA-A100-SXM4-40GB": "2",
 	} {
 		if got := want["nvidia.com/"+name]; got != value {
@@ -60,7 +61,7 @@ func TestRuleLabels(t *testing.T) {
 	}
 	divided := slices.Clone(whole)
 	for i := range divided {
-		divided[i].MIG, divided[i].Memory = true, 0
+		divided[i].MIG, divided[i].Memory, divided[i].Clique = true, 0, ""
 		divided[i].Partitions = []sharing.Partition{{UUID: fmt.Sprint("MIG-", i)}}
 	}
 	mute := slices.Clone(whole)
@@ -86,6 +87,81 @@ func TestRuleLabels(t *testing.T) {
 	}
 	if divided[0].Partitions == nil {
 		t.Error("the inventory was changed")
+	}
+}
+
+// TestRuleLabelsOfUnidentifiedGPU: a GPU that cannot be identified after a restart counts as before, until the machine
+// has booted again or is known not to have it.
+func TestRuleLabelsOfUnidentifiedGPU(t *testing.T) {
+	t4 := sharing.GPU{
+		UUID:              "GPU-0",
+		Model:             "Tesla T4",
+		Memory:            16 << 30,
+		ComputeCapability: "7.5",
+		PCIClass:          0x030200,
+	}
+	a30 := sharing.GPU{
+		UUID:              "GPU-1",
+		Index:             1,
+		Model:             "NVIDIA A30",
+		Memory:            24 << 30,
+		ComputeCapability: "8.0",
+		MIGCapable:        true,
+	}
+	type step struct {
+		name     string
+		boot     string
+		gpus     []sharing.GPU
+		complete bool
+		both     bool
+	}
+	for _, test := range []struct {
+		name  string
+		steps []step
+	}{
+		{"it is identified later", []step{
+			{"restart", "first", []sharing.GPU{t4}, false, true},
+			{"restart", "first", nil, false, true},
+			{"later", "", []sharing.GPU{a30, t4}, true, true},
+		}},
+		{"it is gone", []step{
+			{"restart", "first", []sharing.GPU{t4}, false, true},
+			{"later", "", []sharing.GPU{t4}, true, false},
+			{"restart", "first", []sharing.GPU{t4}, false, false},
+		}},
+		{"reboot", []step{
+			{"reboot", "second", []sharing.GPU{t4}, false, false},
+			{"later", "", []sharing.GPU{t4, a30}, true, true},
+			{"restart", "second", []sharing.GPU{t4}, false, true},
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			log := slog.New(slog.DiscardHandler)
+			file := state.NewFile(t.TempDir(), log)
+			file.Load()
+			now := step{"first start", "first", []sharing.GPU{t4, a30}, true, true}
+			var labels *ruleLabels
+			start := func() {
+				labels = &ruleLabels{
+					inventory: func() ([]sharing.GPU, error) { return now.gpus, nil },
+					complete:  func() bool { return now.complete },
+					versions:  func() nvml.Versions { return nvml.Versions{} },
+					boot:      now.boot,
+					store:     state.Section[gpuFacts]{File: file, Name: state.FactSection},
+					log:       log,
+				}
+			}
+			start()
+			want := labels.now()
+			for _, now = range test.steps {
+				if now.boot != "" {
+					start()
+				}
+				if diff := cmp.Diff(want, labels.now()); (diff == "") != now.both {
+					t.Errorf("%s (-before +after):\n%s", now.name, diff)
+				}
+			}
+		})
 	}
 }
 

@@ -242,8 +242,6 @@ func (g *Guard) evictOne(ctx context.Context, now time.Time) {
 		result := "failed"
 		if errors.Is(err, nodereport.ErrDisruptionBudget) {
 			result, err = "refused", nodereport.ErrDisruptionBudget
-		} else if errors.Is(err, nodereport.ErrMayNotEvict) {
-			err = nodereport.ErrMayNotEvict
 		}
 		if g.evictions[result]++; o.report.Refused != err.Error() {
 			log.Warn("pod not evicted: memory over the limit", "error", err)

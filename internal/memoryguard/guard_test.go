@@ -268,6 +268,11 @@ func TestGuardIsRefused(t *testing.T) {
 	g.wantCounts(map[string]int{"evicted": 1, "refused": 0, "failed": 0})
 
 	g = newGuardTest(t)
+	g.fail["ns/worst"] = fmt.Errorf("%w: of another node", nodereport.ErrMayNotEvict)
+	g.pass(35 * time.Second)
+	g.wants("by a policy", "bad, worst refused: "+nodereport.ErrMayNotEvict.Error()+": of another node")
+
+	g = newGuardTest(t)
 	g.Pods.Evict = nil
 	g.pass(35 * time.Second)
 	const refused = "worst refused: this Virgate may not evict pods: it takes --evict-over-limit"

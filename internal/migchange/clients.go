@@ -61,15 +61,16 @@ func (c *clients) pause(ctx context.Context) []string {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if paused := c.journal.current().PausedClients; len(paused) > 0 {
-		return paused
-	}
-	labels := c.Clients.Running()
+	var err error
+	labels := c.journal.current().PausedClients
 	if len(labels) == 0 {
-		return nil
+		labels = c.Clients.Running()
+		if len(labels) == 0 {
+			return nil
+		}
+		err = c.journal.save(func(j Journal) Journal { j.PausedClients = labels; return j })
 	}
-	err := c.journal.save(func(j Journal) Journal { j.PausedClients = labels; return j })
-	if err == nil {
+	if err == nil { // The journal also has labels whose pause has failed.
 		err = c.Clients.Pause(ctx, labels)
 	}
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -251,6 +252,75 @@ func TestPausedClientsNotKept(t *testing.T) {
 		}
 		if pauses, _, _ := o.told(); pauses != 0 {
 			t.Errorf("%d pauses", pauses)
+		}
+	})
+}
+
+// TestPauseThatFailed: labels that the journal has are paused again, since their pause may have failed.
+func TestPauseThatFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorldIn(t, "h100", "client=dcgm")
+		o := newOperator(w.sim)
+		o.fails = 1
+		c := w.program().clients
+		c.PauseClients, c.Clients = true, o
+		if labels := c.pause(t.Context()); labels != nil {
+			t.Errorf("paused %q, and the API server is away", labels)
+		}
+		labels := c.pause(t.Context())
+		if pauses, _, _ := o.told(); pauses != 2 || !slices.Equal(labels, []string{dcgmLabel, exporterLabel}) {
+			t.Errorf("%d pauses, labels %q", pauses, labels)
+		}
+	})
+}
+
+// TestPausedInVain: that a pause did not help is remembered for one layout, and forgotten when a change succeeds.
+func TestPausedInVain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorldIn(t, "h100", "client=dcgm")
+		o := newOperator(w.sim)
+		r := w.program()
+		r.Clients, r.PauseClients, r.now = o, true, time.Now
+		ctx, cancel := context.WithCancel(t.Context())
+		cut, ended := w.cutter(ctx, r)
+		defer func() { cancel(); <-ended }()
+		small, big := placed(t, "1g.10gb", 0, 1), placed(t, "3g.40gb", 0, 4)
+		partitioner := nvml.NewPartitioner(w.sim, nil)
+		enable := func() { // As somebody else does, before DCGM starts.
+			steps, err := mig.Steps(false, nil, mig.PlacedLayout{MIG: true})
+			for _, step := range steps {
+				err = errors.Join(err, partitioner.Apply(ctx, w.sim.GPUs()[0].UUID, step))
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.sim.SetClient(true)
+		}
+		for i, step := range []struct {
+			before func()
+			takes  time.Duration
+			room   *mig.Partition
+			made   bool
+			pauses int
+		}{
+			{nil, 0, &small, false, 1},
+			{nil, 0, &small, false, 1},
+			{nil, 5 * time.Second, &big, true, 2}, // Another room.
+			{nil, 0, nil, false, 3},
+			{func() { w.sim.SetClient(false) }, 0, nil, true, 3}, // DCGM has ended for another reason.
+			{enable, 5 * time.Second, nil, true, 4},              // The same one, after one that was made.
+		} {
+			if step.before != nil {
+				step.before()
+			}
+			o.mu.Lock()
+			o.takes = step.takes
+			o.mu.Unlock()
+			err := cut(Room{Partition: step.room})
+			wait(time.Second)
+			if pauses, _, _ := o.told(); (err == nil) != step.made || pauses != step.pauses {
+				t.Errorf("step %d: %v after %d pauses, want %d", i, err, pauses, step.pauses)
+			}
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"sync/atomic"
 
@@ -124,6 +125,10 @@ func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error
 		return err
 	}
 	g.inTheWay = nil
+	if !reflect.DeepEqual(g.room, target) {
+		g.room = target
+		g.pausedInVain = ""
+	}
 	e.progress.report(g, nodereport.LayoutPending, "a partition is being made for a claim")
 	return e.finish(ctx, g, record, holders)
 }

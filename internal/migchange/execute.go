@@ -88,6 +88,7 @@ func (e *executor) finish(ctx context.Context, g *managedGPU, record Record, hol
 		}
 		e.applied.Add(1)
 		g.failures = 0
+		g.pausedInVain = ""
 		return nil
 	}
 	undoing := e.apply(ctx, g, record.Before, holders)

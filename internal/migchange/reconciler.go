@@ -119,8 +119,11 @@ type managedGPU struct {
 	// checked, because it may have been reset.
 	resetRequired bool
 	// pausedInVain names the programs whose pause did not help, and how long it lasted. They are
-	// not paused again for the same layout. It is empty if pausing was not tried, or helped.
+	// not paused again for the same layout, nor for the same room. It is empty if pausing was not
+	// tried, or helped, or if a change has succeeded since.
 	pausedInVain string
+	// room is the layout of the last cut.
+	room mig.PlacedLayout
 	// failures is the number of failures in a row, which postpone the next try until retryAt.
 	failures int
 	retryAt  time.Time

@@ -261,6 +261,26 @@ func TestUnitMemory(t *testing.T) {
 	}
 }
 
+// TestDirectoryInPlaceOfTheLink holds that a daemon starts although the container runtime has made directories of the
+// unit, for a container that was restarted after the unit was removed.
+func TestDirectoryInPlaceOfTheLink(t *testing.T) {
+	t.Parallel()
+	n := newMountingNode(t, syscall.MS_SHARED)
+	for _, path := range []string{gpu + "/shm", gpu + "/pipe", other + "/shm/of-a-program"} {
+		if err := os.MkdirAll(filepath.Join(n.root, path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{of(gpu), of(other)})
+	n.await(gpu+" ready", other+" ready")
+	for _, unit := range []string{gpu, other} {
+		_, said := n.runContainer(n.mountsOf(unit))
+		n.checkIsolated(unit, said, 1)
+	}
+}
+
 // mounts are the mount points at and below the root directory.
 func (n *node) mounts() (points []string) {
 	data, err := os.ReadFile("/proc/self/mountinfo")

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -43,12 +44,17 @@ func (u *unitRun) prepareShm() error {
 	}
 	u.shmLock.Lock()
 	defer u.shmLock.Unlock()
-	if target, err := os.Readlink(u.shm()); err == nil &&
-		(target != ownShm || isMountPoint(filepath.Join(u.dir(), ownShm))) {
+	target, err := os.Readlink(u.shm())
+	switch {
+	case err == nil && (target != ownShm || isMountPoint(filepath.Join(u.dir(), ownShm))):
 		return nil // Clients have it mounted.
-	} else if err == nil {
+	case err == nil:
 		return u.makeShm()
-	} else if !errors.Is(err, os.ErrNotExist) {
+	case errors.Is(err, syscall.EINVAL):
+		if err := u.replaceNoLink(); err != nil {
+			return err
+		}
+	case !errors.Is(err, os.ErrNotExist):
 		return err
 	}
 	common := filepath.Join(u.Root, commonShm)
@@ -59,6 +65,20 @@ func (u *unitRun) prepareShm() error {
 		return os.Symlink(filepath.Join("..", commonShm), u.shm())
 	}
 	return u.makeShm()
+}
+
+// replaceNoLink removes what is in the place of the link. If a pod's container is restarted after the unit was
+// removed, the container runtime makes a directory there. The programs in it do not share the daemon's memory.
+func (u *unitRun) replaceNoLink() error {
+	if os.Remove(u.shm()) == nil {
+		return nil
+	}
+	aside := u.shm() + ".aside" // It is removed with the unit.
+	if err := os.RemoveAll(aside); err != nil {
+		return err
+	}
+	u.log.Warn("a directory is in the place of the unit's memory, renamed", "from", u.shm(), "to", aside)
+	return os.Rename(u.shm(), aside)
 }
 
 // servedBefore reports whether a version without <unit>/shm had a daemon for the unit. This version

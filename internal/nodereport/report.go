@@ -190,7 +190,7 @@ type OverLimit struct {
 var (
 	// ErrDisruptionBudget means that a PodDisruptionBudget does not allow the eviction now.
 	ErrDisruptionBudget = errors.New("a PodDisruptionBudget does not allow it now")
-	// ErrMayNotEvict means that this program may not evict pods.
+	// ErrMayNotEvict means that this program may not evict pods, or not this one.
 	ErrMayNotEvict = errors.New(
 		"this Virgate may not evict pods: it takes --evict-over-limit and the rights to create pods/eviction and to " +
 			"delete pods, which are the chart's memoryGuard.evict")

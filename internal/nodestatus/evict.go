@@ -51,6 +51,7 @@ func (e *Evictor) Evict(ctx context.Context, namespace, pod, uid string) error {
 	}{
 		{apierrors.IsTooManyRequests, nodereport.ErrDisruptionBudget},
 		{apierrors.IsForbidden, nodereport.ErrMayNotEvict},
+		{apierrors.IsInvalid, nodereport.ErrMayNotEvict}, // An admission policy.
 		{apierrors.IsNotFound, nodereport.ErrPodGone}, {apierrors.IsConflict, nodereport.ErrPodGone},
 	} {
 		if err != nil && known.is(err) {

@@ -32,6 +32,8 @@ func TestEvict(t *testing.T) {
 		{http.StatusNotFound, 0, nodereport.ErrPodGone},
 		{http.StatusConflict, 0, nodereport.ErrPodGone},
 		{http.StatusCreated, http.StatusForbidden, nodereport.ErrMayNotEvict},
+		{http.StatusUnprocessableEntity, 0, nodereport.ErrMayNotEvict}, // An admission policy.
+		{http.StatusCreated, http.StatusUnprocessableEntity, nodereport.ErrMayNotEvict},
 		{http.StatusCreated, http.StatusNotFound, nodereport.ErrPodGone},
 		{http.StatusCreated, http.StatusConflict, nodereport.ErrPodGone},
 	} {

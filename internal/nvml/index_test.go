@@ -199,6 +199,53 @@ func TestIndexesOutliveTheProgram(t *testing.T) {
 	}
 }
 
+// TestInventoryIsComplete checks when the inventory is known to have all GPUs: once a program that
+// serves the node has identified all of them, or knows that they are lost.
+func TestInventoryIsComplete(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watchWith(t, sim, nvml.Options{Store: &memory{}, Boot: "first"})
+		if w.Complete() {
+			t.Error("complete before RestoreHealth")
+		}
+		must(t, w.RestoreHealth(context.Background()))
+		if !w.Complete() {
+			t.Error("not complete")
+		}
+	})
+	for _, test := range []struct {
+		answer   nvml.Return
+		complete bool
+	}{
+		{nvml.Unknown, false},
+		{nvml.GPUIsLost, true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			sim := simulate(t, "a30x4")
+			end, err := sim.InjectGPUFault(1, "DeviceGetUUID", simnode.Fault{Return: test.answer})
+			must(t, err)
+			w := watchWith(t, sim, nvml.Options{Store: &memory{}, Boot: "first"})
+			must(t, w.RestoreHealth(context.Background()))
+			after(enumerated)
+			if got := w.Complete(); got != test.complete {
+				t.Errorf("%s: complete: %t", test.answer, got)
+			}
+			changes := w.changes
+			end()
+			after(enumerated)
+			if !w.Complete() || w.changes == changes {
+				t.Errorf("%s, then none: complete: %t, %d changes", test.answer, w.Complete(), w.changes-changes)
+			}
+			sim.InjectFault("DeviceGetUUID", simnode.Fault{Return: nvml.Unknown})
+			add(t, sim, "a30")
+			after(enumerated)
+			if !w.Complete() {
+				t.Errorf("%s: no longer complete with a GPU that cannot be identified", test.answer)
+			}
+		})
+	}
+}
+
 // TestIndexUntilCertain checks that a new GPU that another one's index was kept from, because
 // that might have been there, has it when that is known to be gone; after a restart too.
 func TestIndexUntilCertain(t *testing.T) {

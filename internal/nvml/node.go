@@ -98,6 +98,8 @@ type snapshot struct {
 	// unlisted is what Unlisted returns.
 	unlisted string
 	err      error
+	// complete is what Complete returns.
+	complete bool
 }
 
 // NewNode returns the Node for the library. It does not open or call the library before Watch.
@@ -133,6 +135,11 @@ func (n *Node) Inventory() ([]sharing.GPU, error) {
 	now := n.current.Load()
 	return now.gpus, now.err
 }
+
+// Complete reports whether Inventory has every GPU that the machine has had since its boot, except
+// those that an operator had forgotten. It is false until a scan has identified all GPUs, and
+// before RestoreHealth.
+func (n *Node) Complete() bool { return n.current.Load().complete }
 
 // Versions returns the versions of the driver from which Inventory comes.
 func (n *Node) Versions() Versions { return n.current.Load().versions }

@@ -231,6 +231,27 @@ func TestWatchEventDuringSlowPass(t *testing.T) {
 	})
 }
 
+// TestVersionsStay checks that the driver's versions stay known when one GPU answers late: rules ask for them.
+func TestVersionsStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "dgx-a100")
+		w := watch(t, sim)
+		want := w.Versions()
+		if want == (nvml.Versions{}) {
+			t.Fatal("no versions after the first pass")
+		}
+		_, err := sim.InjectGPUFault(3, "DeviceGetMemoryInfo", simnode.Fault{Delay: 20 * time.Second, Times: 1})
+		must(t, err)
+		for second := range 90 {
+			after(time.Second)
+			if got := w.Versions(); got != want {
+				t.Fatalf("after %d s: %+v, want %+v", second+1, got, want)
+			}
+		}
+		w.expect("after the late answer", nil)
+	})
+}
+
 // TestPauseEvents checks that a GPU is in no event set from Quiet on until it is
 // resumed, and that the others are heard again at once.
 func TestPauseEvents(t *testing.T) {

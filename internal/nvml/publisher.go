@@ -58,7 +58,7 @@ func (p *publisher) handleScan(scanned scanResult) {
 	}
 	p.publish(&snapshot{
 		gpus:     p.tracker.inventory(),
-		versions: scanned.versions,
+		versions: cmp.Or(scanned.versions, p.Versions()), // The result of a late GPU has none.
 		unlisted: unlisted,
 	})
 }
@@ -122,8 +122,10 @@ func (p *publisher) publish(next *snapshot) {
 	p.tracker.counters.changes = nil
 	p.publishReport()
 	before := p.current.Load()
-	if !reflect.DeepEqual(before.gpus, next.gpus) || before.versions != next.versions ||
-		before.unlisted != next.unlisted || message(before.err) != message(next.err) {
+	next.complete = before.complete || p.saver != nil && p.tracker.complete
+	if !reflect.DeepEqual(before.gpus, next.gpus) || before.complete != next.complete ||
+		before.versions != next.versions || before.unlisted != next.unlisted ||
+		message(before.err) != message(next.err) {
 		if next.err != nil {
 			p.log.Error("the driver cannot be read", "error", next.err)
 		}

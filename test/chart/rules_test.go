@@ -23,6 +23,7 @@ func TestRulesAreChecked(t *testing.T) {
 		{"a layout that nobody makes", list + "[{nodeSelector: {pool: a}, profile: exclusive, mig: all-balanced}]}", "config.rules[0].mig: rule 1: the profile exclusive does not have mig.manage: true"},
 		{"a label of the profile's", list + "[{nodeSelector: {nvidia.com/gpu.count: '8'}, profile: exclusive}]}", "config.rules[0]: rule 1: rules must not use the label nvidia.com/gpu.count"},
 		{"another", list + "[{matchExpressions: [{key: nvidia.com/mig-1g.5gb.product, operator: Exists}], profile: exclusive}]}", "rules must not use the label nvidia.com/mig-1g.5gb.product"},
+		{"a label of the GPU Operator's", list + "[{nodeSelector: {nvidia.com/gpu.deploy.dcgm: 'true'}, profile: exclusive}]}", "rules must not use the label nvidia.com/gpu.deploy.dcgm, which changes while a MIG layout is changed"},
 		{"a label of the GPUs", list + "[{nodeSelector: {nvidia.com/gpu.product: T4}, profile: exclusive}]}", ""},
 		{"a ConfigMap of one's own", "config: {name: own, rules: [{nodeSelector: {pool: a}, profile: a}]}", "config.rules: the ConfigMap own of config.name has its own, under the key virgate-rules"},
 		{"no profiles", "config: {default: '', rules: [{nodeSelector: {pool: a}, profile: a}]}", "config.rules: there are no profiles"},

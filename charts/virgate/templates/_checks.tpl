@@ -60,8 +60,8 @@ problems. Labels are those that configs/rules.go refuses. */ -}}
 {{- $labels := keys ($rule.nodeSelector | default dict) | sortAlpha -}}
 {{- range $rule.matchExpressions | default list -}}{{- $labels = append $labels .key -}}{{- end -}}
 {{- range $label := $labels -}}
-{{- if and (not (regexMatch "^nvidia[.]com/gpu[.](product|memory|model[.].+)$" $label)) (regexMatch "^nvidia[.]com/(mig-.*|.+[.](product|count|replicas|sharing-strategy|memory|multiprocessors|slices[.](gi|ci)|engines[.](copy|decoder|encoder|jpeg|ofa))|mig[.]strategy|mps[.]capable|gfd[.]timestamp|device-plugin[.]config([.]state)?|mig[.]config[.]state)$" $label) -}}
-{{- $_ := set $problems "all" (append $problems.all (printf "%s: rule %d: rules must not use the label %s, which depends on the profile" $at $number $label)) -}}
+{{- if and (not (regexMatch "^nvidia[.]com/gpu[.](product|memory|model[.].+)$" $label)) (regexMatch "^nvidia[.]com/(mig-.*|.+[.](product|count|replicas|sharing-strategy|memory|multiprocessors|slices[.](gi|ci)|engines[.](copy|decoder|encoder|jpeg|ofa))|mig[.]strategy|mps[.]capable|gfd[.]timestamp|device-plugin[.]config([.]state)?|mig[.]config[.]state|gpu[.]deploy[.].+)$" $label) -}}
+{{- $_ := set $problems "all" (append $problems.all (printf "%s: rule %d: rules must not use the label %s, which %s" $at $number $label (hasPrefix "nvidia.com/gpu.deploy." $label | ternary "changes while a MIG layout is changed or the driver is replaced" "depends on the profile"))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -115,6 +115,9 @@ func TestEvictions(t *testing.T) {
 			t.Errorf("%s: got %v, want %q", test.name, err, test.why)
 		}
 	}
+	if err := evictor.Evict(ctx, "default", "plain", string(plain.UID)); !errors.Is(err, nodereport.ErrMayNotEvict) {
+		t.Errorf("what the policy refuses: %v", err)
+	}
 	if err := evictor.Evict(ctx, "default", "kept", string(kept.UID)); !errors.Is(err, nodereport.ErrDisruptionBudget) {
 		t.Errorf("against a PodDisruptionBudget: %v", err)
 	}
@@ -129,5 +132,17 @@ func TestEvictions(t *testing.T) {
 	s.must(evictor.Evict(ctx, "default", "own", string(own.UID)))
 	if grace := ends("own"); grace == nil || *grace != 77 {
 		t.Errorf("the evicted pod ends after %v, want its own 77 s", grace)
+	}
+	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
+		pod := create("ended", "n1", "nvidia.com/gpu")
+		pod.Status.Phase = phase
+		_, err := pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+		s.must(err)
+		if err := evictor.Evict(ctx, "default", "ended", string(pod.UID)); err != nil {
+			t.Errorf("a pod that has %s: %v", phase, err)
+		}
+		if _, err := pods.Get(ctx, "ended", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+			t.Errorf("a pod that has %s is still there: %v", phase, err)
+		}
 	}
 }

@@ -329,6 +329,19 @@ func testPausedLabels(t *testing.T, s *server, config *rest.Config) {
 		if err := labels.Pause(t.Context(), both); err == nil || !strings.Contains(err.Error(), dcgm+": ") || strings.Contains(err.Error(), "label "+exporter) {
 			t.Errorf("pause: %v", err)
 		}
+		// It was on when this pause was made.
+		set(map[string]any{dcgm: "paused-for-mig-change", plugin: "paused-for-mig-change"})
+		if err := try(plugin, "true"); err == nil {
+			t.Errorf("%s becomes true", plugin)
+		}
+		if err := try(dcgm, "false"); err == nil {
+			t.Errorf("%s becomes false", dcgm)
+		}
+		set(map[string]any{plugin: nil})
+		err := labels.Resume(t.Context(), both)
+		if got := s.node("n1").Labels; err != nil || got[dcgm] != "true" {
+			t.Errorf("resume: %v, labels %q", err, got)
+		}
 	})
 	part("with mig.pauseClients", func(t *testing.T) {
 		s.applyPolicies(1, strings.Split(opted, "\n---\n"))

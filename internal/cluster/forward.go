@@ -24,8 +24,9 @@ import (
 	"k8s.io/streaming/pkg/httpstream"
 )
 
-// forwarder opens connections to ports of pods' loopback, as kubectl port-forward does: the API server authorizes
-// each, and the kubelet makes it. There is no listener, so nobody else on this machine can use one.
+// forwarder opens connections to ports on the loopback of pods, as kubectl port-forward does: the
+// API server authorizes each connection and the kubelet makes it. It has no listener that others on
+// this machine could use.
 type forwarder struct {
 	core      rest.Interface
 	transport *transport.Config
@@ -47,7 +48,7 @@ func newForwarder(config *rest.Config, core rest.Interface) (*forwarder, error) 
 	if err != nil {
 		return nil, err
 	}
-	if f.tls != nil { // Each pod needs a connection of its own: only the first takes a whole handshake.
+	if f.tls != nil { // Each pod needs its own connection; only the first needs a full handshake.
 		f.tls.ClientSessionCache = tls.NewLRUClientSessionCache(0)
 	}
 	return f, nil
@@ -55,7 +56,7 @@ func newForwarder(config *rest.Config, core rest.Interface) (*forwarder, error) 
 
 // open opens a connection to the pod's status port, until ctx ends.
 func (f *forwarder) open(ctx context.Context, pod Pod) (io.ReadWriteCloser, error) {
-	// As websocket.RoundTripperFor makes it, which has no place for the sessions of TLS.
+	// As in websocket.RoundTripperFor, which cannot cache TLS sessions.
 	upgrade := &websocket.RoundTripper{
 		TLSConfig: f.tls,
 		Proxier:   f.proxy,
@@ -88,7 +89,7 @@ func (f *forwarder) open(ctx context.Context, pod Pod) (io.ReadWriteCloser, erro
 	return opened, nil
 }
 
-// forwarded is a connection to a pod's port. A Read that finds its end too early says why.
+// forwarded is a connection to a pod's port. If the kubelet could not connect, Read returns why.
 type forwarded struct {
 	data, failures *spdystream.Stream
 	failure        <-chan error
@@ -97,8 +98,9 @@ type forwarded struct {
 	stop           func() bool
 }
 
-// forward has the kubelet connect to a port. What it can't do comes on a stream for errors. Client-go's own
-// httpstream waits up to 30 s for each stream, whatever happens to the connection.
+// forward makes the kubelet connect to a port. The kubelet reports errors on a stream of their own.
+// Client-go's httpstream is not used, because it waits up to 30 s for each stream even if the
+// connection has ended.
 func forward(tunnel net.Conn, port int32) (*forwarded, error) {
 	connection, err := spdystream.NewConnection(tunnel, false)
 	if err != nil {
@@ -113,8 +115,8 @@ func forward(tunnel net.Conn, port int32) (*forwarded, error) {
 	headers.Set(corev1.PortHeader, strconv.Itoa(int(port)))
 	headers.Set(corev1.PortForwardRequestIDHeader, "0")
 	headers.Set(corev1.StreamType, corev1.StreamTypeError)
-	f.failures, err = connection.CreateStream(headers, nil, true)
-	if err != nil { // Nothing is written to it.
+	f.failures, err = connection.CreateStream(headers, nil, true) // Nothing is written to it.
+	if err != nil {
 		return nil, err
 	}
 	headers = headers.Clone()
@@ -128,19 +130,19 @@ func forward(tunnel net.Conn, port int32) (*forwarded, error) {
 	f.serving.Go(func() {
 		defer close(failure)
 		if text, _ := io.ReadAll(io.LimitReader(f.failures, maxFailure)); len(text) > 0 {
-			failure <- fmt.Errorf("the kubelet does not connect: %s", strings.TrimSpace(string(text)))
+			failure <- fmt.Errorf("the kubelet cannot connect: %s", strings.TrimSpace(string(text)))
 		}
 	})
 	return f, nil
 }
 
-// maxFailure bounds what is read of the kubelet's words, in bytes.
+// maxFailure limits how much of the kubelet's error is read, in bytes.
 const maxFailure = 4 << 10
 
 func (f *forwarded) Read(into []byte) (int, error) {
 	n, err := f.data.Read(into)
 	if n == 0 && err != nil {
-		if why := <-f.failure; why != nil { // The end of the connection closes it, too.
+		if why := <-f.failure; why != nil { // The end of the connection closes f.failure, too.
 			return 0, why
 		}
 	}
@@ -152,7 +154,7 @@ func (f *forwarded) Write(data []byte) (int, error) { return f.data.Write(data) 
 func (f *forwarded) Close() error {
 	f.stop()
 	err := f.tunnel.Close()
-	_, _ = f.data.Reset(), f.failures.Reset() // Else what nobody has read is waited for.
+	_, _ = f.data.Reset(), f.failures.Reset() // Otherwise Serve waits until somebody reads what is left.
 	f.serving.Wait()
 	return err
 }

@@ -21,8 +21,8 @@ import (
 	"github.com/virgate/virgate/test/portforward"
 )
 
-// TestForward: each request goes with the caller's token, by TLS, as the verb that Kubernetes authorizes, to a
-// port of the pod's loopback; a refusal names who refuses.
+// TestForward: each request uses TLS and the caller's token, and reaches a port on the pod's loopback; an
+// error names who refused.
 func TestForward(t *testing.T) {
 	var resumed, asked atomic.Int32
 	var dial func(port string) (net.Conn, error)
@@ -93,7 +93,7 @@ func TestForward(t *testing.T) {
 		{"the next", good, pod, page, ""},
 		{"another token", client("guess"), pod, page, "the API server answers 403 Forbidden"},
 		{"no pod", good, other, page, "websocket: bad handshake (404 Not Found): 404 page not found"},
-		{"nobody listens", good, pod, func(string) (net.Conn, error) { return nil, errors.New("dial tcp4: refused") }, "read the answer: the kubelet does not connect: dial tcp4: refused"},
+		{"nobody listens", good, pod, func(string) (net.Conn, error) { return nil, errors.New("dial tcp4: refused") }, "read the answer: the kubelet cannot connect: dial tcp4: refused"},
 		{"an end", good, pod, says(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }), "read the answer: unexpected EOF"},
 		{"no page", good, pod, says(http.NotFound), "the answer is 404 Not Found"},
 		{"nothing", good, pod, says(func(_ http.ResponseWriter, r *http.Request) {
@@ -102,7 +102,7 @@ func TestForward(t *testing.T) {
 			case <-closed:
 			}
 		}), "no answer within 1s"},
-		{"no end of words", good, pod, func(string) (net.Conn, error) { return nil, errors.New(strings.Repeat("x", 1<<20)) }, "read the answer: the kubelet does not connect: xxx"},
+		{"no end of words", good, pod, func(string) (net.Conn, error) { return nil, errors.New(strings.Repeat("x", 1<<20)) }, "read the answer: the kubelet cannot connect: xxx"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dial = test.dial

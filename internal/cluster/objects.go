@@ -1,9 +1,9 @@
 // Package cluster reads what all Nodes of a cluster report about their GPUs, and which pods hold
 // them.
 //
-// It reads Nodes and pods, and with the right to pods/portforward each node's status page. It
-// writes nothing. What others write to a Node, internal/nodestatus, and what a status page
-// has, internal/agent, is taken from there.
+// It reads Nodes and pods and, with the right to pods/portforward, each node's status page. It writes
+// nothing. The names of what Virgate writes to a Node come from internal/nodestatus, and the format
+// of a status page from internal/status.
 //
 // Files: objects.go is what is kept of Nodes and pods; view.go the pure functions that make tables
 // of it; read.go the requests; watch.go keeps the data up to date; serve.go shows it in a browser;

@@ -39,9 +39,9 @@ const (
 	// hold up the others.
 	atOnce, late = 32, 64
 	patience     = 250 * time.Millisecond
-	// maxStatus bounds a status page, maxHeader what comes before it, in bytes.
+	// maxStatus limits the size of a status page, maxHeader that of its header, in bytes.
 	maxStatus, maxHeader = 4 << 20, 64 << 10
-	// listTimeout is how long a list may take, of one page.
+	// listTimeout limits the request for one page of a list.
 	listTimeout = 30 * time.Second
 )
 
@@ -84,7 +84,8 @@ type Client struct {
 	core rest.Interface
 	// open opens a connection to a pod's status port. It is closed when the context ends.
 	open func(context.Context, Pod) (io.ReadWriteCloser, error)
-	// Lists and Pages count the requests: for lists and rights, and for status pages.
+	// Lists and Pages count the requests: Lists for lists and access reviews, Pages for status
+	// pages.
 	Lists, Pages atomic.Int64
 }
 
@@ -231,13 +232,13 @@ func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version strin
 	return kept, list.ResourceVersion, err
 }
 
-// mayForward says why status pages may not be read; "" where they may, or that is not known.
+// mayForward returns why the user may not read status pages, or "" if allowed or unknown.
 func (c *Client) mayForward(ctx context.Context, namespace string) string {
 	review := map[string]any{
 		"apiVersion": "authorization.k8s.io/v1",
 		"kind":       "SelfSubjectAccessReview",
 		"spec": map[string]any{"resourceAttributes": map[string]string{
-			"verb":        "create", // From Kubernetes 1.35 on it needs get and create, before that get.
+			"verb":        "create", // Kubernetes needs it from 1.35 on; before that, get.
 			"resource":    "pods",
 			"subresource": "portforward",
 			"namespace":   namespace,
@@ -297,8 +298,8 @@ func (c *Client) statuses(ctx context.Context, o Options, s Snapshot) (statuses 
 	return statuses, unread
 }
 
-// ask has answer called for each node with its pod, some at a time. One keep, which answer returned,
-// or one failed is called at a time; unread says why nobody was asked.
+// ask calls answer for each node with its pod, several at once. It calls failed, and the keep that
+// answer returned, one at a time. unread is why no node was asked.
 func (c *Client) ask(
 	ctx context.Context,
 	o Options,
@@ -383,7 +384,7 @@ func give(places, waiting chan struct{}, after time.Duration) (done func()) {
 	}
 }
 
-// status asks the pod for its status page.
+// status reads the pod's status page.
 func (c *Client) status(ctx context.Context, pod Pod, limit time.Duration) (*status.Status, error) {
 	var page status.Status
 	if err := c.get(ctx, pod, limit, "/api/v1/status", &page); err != nil {
@@ -392,7 +393,7 @@ func (c *Client) status(ctx context.Context, pod Pod, limit time.Duration) (*sta
 	return &page, notOf(page.Node, pod)
 }
 
-// get asks the pod for what is at that path, on its loopback.
+// get reads a path of the pod through a connection to its loopback.
 func (c *Client) get(ctx context.Context, pod Pod, limit time.Duration, path string, into any) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()
@@ -444,7 +445,7 @@ func (c *Client) fetch(ctx context.Context, pod Pod, path string) ([]byte, error
 	return data, nil
 }
 
-// notOf says that an answer is of another node than the pod's.
+// notOf returns an error if an answer is about another node than the pod's.
 func notOf(node string, pod Pod) error {
 	if node != "" && node != pod.Node {
 		return fmt.Errorf("the answer is of node %q", node)
@@ -452,8 +453,8 @@ func notOf(node string, pod Pod) error {
 	return nil
 }
 
-// Forecasts asks the nodes what they would become if that label named that value. One whose answer
-// is missing says why, as Unknown. O says where Virgate's pods are, and how long it may take.
+// Forecasts asks the nodes for the result if the label had that value. If there is no answer,
+// Unknown gives the reason. Options set where Virgate's pods are and the time limits.
 func (c *Client) Forecasts(
 	ctx context.Context,
 	o Options,
@@ -489,13 +490,13 @@ func (c *Client) Forecasts(
 	return forecasts, nil
 }
 
-// errNotFound says that the pod, or what is asked of it, is not there.
+// errNotFound: the pod or the path does not exist.
 var errNotFound = errors.New("the answer is 404 Not Found")
 
 // reason explains a missing answer in one line.
 func reason(ctx context.Context, err error) error {
 	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
-		<-ctx.Done() // Connections have its deadline, and may be a moment earlier.
+		<-ctx.Done() // A connection has the same deadline and may fail a moment earlier.
 	}
 	if ctx.Err() != nil {
 		return cmp.Or(context.Cause(ctx), err)

@@ -97,7 +97,7 @@ func NewPage(latest func() (*Snapshot, <-chan struct{})) *Page {
 	return p
 }
 
-// Serve answers on the listener, which must be a loopback address, until ctx ends: below /secret/ and nowhere else.
+// Serve answers below /secret/ on the listener, whose address must be loopback, until ctx ends.
 func (p *Page) Serve(ctx context.Context, listener net.Listener, secret string) error {
 	server := &http.Server{
 		Handler:           p.Handler(secret),
@@ -114,9 +114,9 @@ func (p *Page) Serve(ctx context.Context, listener net.Listener, secret string) 
 	return nil
 }
 
-// Handler answers GET and HEAD requests below /secret/, which other users of the machine don't know. It
-// answers only who asks for localhost or a loopback address: a name that somebody points there could otherwise
-// have a page of theirs try to read this one (DNS rebinding).
+// Handler answers GET and HEAD requests below /secret/, which other users of this machine do not
+// know. It requires a request for localhost or a loopback address. Otherwise a site whose name points
+// there could guess at this page (DNS rebinding).
 func (p *Page) Handler(secret string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", p.showAll)

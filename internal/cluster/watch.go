@@ -278,7 +278,7 @@ func (w *Watcher) due(now time.Time) (due []Pod, waits bool) {
 		}
 		waits = waits || page.status.Page == nil && (page.asking || page.due.IsZero())
 		of := strings.Join([]string{node.State, node.Generation, pod.Name}, " ")
-		// Without the API server's answers nothing is forwarded: the last stays.
+		// While the API server does not answer, it forwards nothing either: the last page stays.
 		if page.asking || w.nodes.failure != nil || now.Before(page.due) && page.of == of {
 			continue
 		}

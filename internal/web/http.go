@@ -89,7 +89,7 @@ type address struct {
 	what, listens, text, config string
 	may                         <-chan struct{}
 	handler                     func() http.Handler
-	// unserved says why it is not served; nil while it is.
+	// unserved is why the address is not served; nil while it is.
 	unserved atomic.Pointer[error]
 }
 
@@ -252,15 +252,15 @@ func (s *Server) serve(ctx context.Context, listener net.Listener, handler http.
 	return toolkit.Serve(listener, server, &toolkit.FlagConfig{WebConfigFile: &config}, s.Logger)
 }
 
-// probes answers the kubelet's. Only with reasons does it say why the node is not ready: they
-// name pods and profiles.
+// probes returns the handler of the kubelet's probes. Without reasons it does not say why the node
+// is not ready, because reasons name pods and profiles.
 func (s *Server) probes(reasons bool) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
 	if reasons {
 		mux.HandleFunc("GET /readyz", s.ready)
 	} else {
-		mux.HandleFunc("GET /readyz", s.readyAlone)
+		mux.HandleFunc("GET /readyz", s.readyWithoutReasons)
 	}
 	return mux
 }
@@ -282,9 +282,9 @@ func limited(handler http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// handler answers everything to who connects by loopback, as kubectl port-forward does, which
-// the API server authorizes. Every pod of the cluster may reach the other addresses, so there are
-// only probes and metrics.
+// handler serves all paths on loopback, where kubectl port-forward connects after the API server has
+// authorized it. Every pod of the cluster may reach the other addresses, so they serve only probes and
+// metrics.
 func (s *Server) handler() http.Handler {
 	metrics := s.metrics()
 	all := s.pages(metrics)
@@ -296,7 +296,7 @@ func (s *Server) handler() http.Handler {
 	return split(all, open)
 }
 
-// split has the first answer who connects by loopback, and the second all others.
+// split serves all to loopback requests and open to others.
 func split(all, open http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if byLoopback(r) {
@@ -310,15 +310,16 @@ func split(all, open http.Handler) http.Handler {
 const onlyLoopback = "only /metrics, /healthz and /readyz are served here; for the pages, run kubectl port-forward " +
 	"to this pod and port, and open localhost"
 
-// byLoopback says that a request came by a loopback address and asks for one by its name. The kernel takes no packet
-// from outside for such an address. A page in a browser could have a name of its own point there (DNS rebinding).
+// byLoopback reports whether a request came to a loopback address and its Host names one. The kernel
+// drops packets from outside to such an address, and the Host excludes a site whose name points there
+// (DNS rebinding).
 func byLoopback(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-	return ok && local.IP.IsLoopback() && IsLoopback(r.RemoteAddr) && IsLoopback(r.Host)
+	return ok && local.IP.IsLoopback() && isLoopback(r.RemoteAddr) && isLoopback(r.Host)
 }
 
-// IsLoopback says that a host, with or without a port, is localhost or a loopback address.
-func IsLoopback(host string) bool {
+// isLoopback reports whether a host, with or without a port, is localhost or a loopback address.
+func isLoopback(host string) bool {
 	if name, _, err := net.SplitHostPort(host); err == nil {
 		host = name
 	}
@@ -332,13 +333,13 @@ func (s *Server) metrics() http.Handler {
 		Registry:            registry,
 		MaxRequestsInFlight: maxRequests,
 		CoalesceGather:      true,
-		// What is wrong with one series is no reason to lose the others.
+		// An error in one series is no reason to lose the others.
 		ErrorHandling: promhttp.ContinueOnError,
 		ErrorLog:      slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
 	})
 }
 
-// Handler answers everything to everybody.
+// Handler returns the handler for all paths, whoever asks.
 func (s *Server) Handler() *http.ServeMux { return s.pages(s.metrics()) }
 
 func (s *Server) pages(metrics http.Handler) *http.ServeMux {
@@ -350,7 +351,7 @@ func (s *Server) pages(metrics http.Handler) *http.ServeMux {
 		limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
 	mux.HandleFunc("GET /api/v1/forecast", s.showForecast())
 	mux.Handle("GET /metrics", metrics)
-	if s.Profiling { // For go tool pprof, in the 30 s that an answer may take.
+	if s.Profiling { // For go tool pprof, within the 30 s that an answer may take.
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
@@ -374,8 +375,8 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// readyAlone is ready without the reasons.
-func (s *Server) readyAlone(w http.ResponseWriter, _ *http.Request) {
+// readyWithoutReasons is the /readyz of addresses that every pod may reach.
+func (s *Server) readyWithoutReasons(w http.ResponseWriter, _ *http.Request) {
 	if len(s.Node.Unready()) > 0 {
 		http.Error(w, "not ready; virgate status in this container says why", http.StatusServiceUnavailable)
 		return
@@ -393,8 +394,8 @@ func (s *Server) showPlan(w http.ResponseWriter, _ *http.Request) {
 }
 
 const (
-	// forecastTimeout is how long the kubelet and the driver may take for a forecast. One begins every
-	// forecastPause at most: it may have the driver list partitions.
+	// forecastTimeout is how long the kubelet and the driver may take for a forecast. forecastPause
+	// is the shortest time between two forecasts: a forecast may make the driver list partitions.
 	forecastTimeout = 5 * time.Second
 	forecastPause   = 200 * time.Millisecond
 )

@@ -111,7 +111,7 @@ func New(options Options) *Server {
 			what:    "health",
 			listens: "health listens",
 			text:    s.HealthListen,
-			handler: func() http.Handler { return split(s.probes(true), s.probes(false)) },
+			handler: func() http.Handler { return split(probes(s.ready), probes(s.readyWithoutReasons)) },
 		})
 	}
 	return s
@@ -252,16 +252,11 @@ func (s *Server) serve(ctx context.Context, listener net.Listener, handler http.
 	return toolkit.Serve(listener, server, &toolkit.FlagConfig{WebConfigFile: &config}, s.Logger)
 }
 
-// probes returns the handler of the kubelet's probes. Without reasons it does not say why the node
-// is not ready, because reasons name pods and profiles.
-func (s *Server) probes(reasons bool) *http.ServeMux {
+// probes returns the handler of the kubelet's probes.
+func probes(ready http.HandlerFunc) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
-	if reasons {
-		mux.HandleFunc("GET /readyz", s.ready)
-	} else {
-		mux.HandleFunc("GET /readyz", s.readyWithoutReasons)
-	}
+	mux.HandleFunc("GET /readyz", ready)
 	return mux
 }
 
@@ -288,7 +283,7 @@ func limited(handler http.HandlerFunc) http.HandlerFunc {
 func (s *Server) handler() http.Handler {
 	metrics := s.metrics()
 	all := s.pages(metrics)
-	open := s.probes(false)
+	open := probes(s.readyWithoutReasons)
 	open.Handle("GET /metrics", metrics)
 	open.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, onlyLoopback, http.StatusNotFound)
@@ -343,7 +338,7 @@ func (s *Server) metrics() http.Handler {
 func (s *Server) Handler() *http.ServeMux { return s.pages(s.metrics()) }
 
 func (s *Server) pages(metrics http.Handler) *http.ServeMux {
-	mux := s.probes(true)
+	mux := probes(s.ready)
 	mux.HandleFunc("GET /plan", limited(s.showPlan))
 	mux.HandleFunc("GET /status", limited(s.showPage()))
 	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
@@ -375,7 +370,7 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
-// readyWithoutReasons is the /readyz of addresses that every pod may reach.
+// readyWithoutReasons answers only the code of ready, because the reasons name pods and profiles.
 func (s *Server) readyWithoutReasons(w http.ResponseWriter, _ *http.Request) {
 	if len(s.Node.Unready()) > 0 {
 		http.Error(w, "not ready; virgate status in this container says why", http.StatusServiceUnavailable)

@@ -26,7 +26,7 @@ func planCommand(environment environment) *cli.Command {
 		},
 		&cli.StringFlag{
 			Name: "addr",
-			Usage: "with --from: the HTTP address of the node's running Virgate on its loopback, to name the pods " +
+			Usage: "with --from: the HTTP address of the node's running Virgate, on loopback, to name the pods " +
 				"that a change waits for",
 		},
 		&cli.BoolFlag{

@@ -32,7 +32,7 @@ func statusCommand() *cli.Command {
 			&cli.StringFlag{
 				Name:  "addr",
 				Value: "localhost:9400",
-				Usage: "the HTTP address of the running Virgate on its loopback: the port of its --listen",
+				Usage: "the HTTP address of the running Virgate, on loopback with the port of its --listen",
 			},
 			outputFlag("table"),
 		},

@@ -76,12 +76,12 @@ func clusterCommand(environment environment) *cli.Command {
 			},
 			&cli.DurationFlag{
 				Name:  "status-timeout",
-				Value: 2 * time.Second,
+				Value: 5 * time.Second,
 				Usage: "how long a node's status page may take; 0 reads none",
 			},
 			&cli.DurationFlag{
 				Name:  "all-timeout",
-				Value: 10 * time.Second,
+				Value: 30 * time.Second,
 				Usage: "how long all status pages together may take",
 			},
 			&cli.BoolFlag{

@@ -54,7 +54,7 @@ func worldFlag() cli.Flag {
 		Name: "sim-world",
 		Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, " +
 			"passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, " +
-			"confidential, persistence, unlisted=N, no-nodes, other-module=VERSION",
+			"confidential, lazy, persistence, unlisted=N, no-nodes, other-module=VERSION",
 	}
 }
 

@@ -39,7 +39,7 @@ func inFabric(t *testing.T) *simnode.Node {
 func TestJoiningTheFabric(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := inFabric(t)
-		w := watch(t, sim)
+		w := watchWith(t, sim, nvml.Options{Kernel: sim})
 		w.expect("at first", map[string]string{"0": joins, "1": joins})
 		must(t, sim.SetFabric(0, completed))
 		after(probes)

@@ -12,13 +12,15 @@ import (
 )
 
 // Kernel reads what the machine's kernel, rather than NVML, knows about the driver. A Node's Watch
-// calls each method from one goroutine at a time.
+// calls the other methods from one goroutine at a time.
 type Kernel interface {
 	// Bound returns the PCI addresses of the GPUs that are bound to the kernel driver and that NVML
 	// should list to this process, as NVML writes them: "00000000:3B:00.0".
 	Bound() ([]string, error)
 	// OpenControl opens and closes the driver's control node, which every use of a GPU opens first.
 	OpenControl() error
+	// GPUOpen reports whether this process has the device node of a GPU open.
+	GPUOpen() bool
 }
 
 // Unlisted names, for people, the GPUs that are bound to the kernel driver but that NVML does not
@@ -94,6 +96,16 @@ func (p *poller) nodesLost(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	return nil
+}
+
+// loaded reports whether the kernel has a driver with GPUs. R580 returns DRIVER_NOT_LOADED also where
+// only the container's device nodes are missing.
+func (p *poller) loaded() bool {
+	if p.options.Kernel == nil {
+		return false
+	}
+	bound, err := p.options.Kernel.Bound()
+	return err == nil && len(bound) > 0
 }
 
 // nothingWorks reports whether the scan found GPUs and none of them answers.

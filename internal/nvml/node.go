@@ -109,6 +109,9 @@ func NewNode(lib Library, options Options) *Node {
 	options.Backoff = cmp.Or(options.Backoff, time.Second)
 	options.Logger = cmp.Or(options.Logger, slog.New(slog.DiscardHandler))
 	gate := newGate()
+	if options.Kernel != nil {
+		gate.gpuOpen = options.Kernel.GPUOpen
+	}
 	n := &Node{
 		lib:      Intercept(withDeadlines(lib), gate.call, gateMethods...),
 		gate:     gate,

@@ -87,13 +87,13 @@ func (p *poller) run(ctx context.Context) error {
 		worked, err := p.session(ctx)
 		if worked {
 			retry.reset()
-			p.hadGPUs = true
 		}
 		if _, released := errors.AsType[*releasedError](err); released && ctx.Err() == nil {
 			continue // The driver was closed just before.
 		}
 		left, lasting := mismatches.Lasting(err)
-		if p.hadGPUs && err != nil && !errors.Is(err, errNoNodes) && ctx.Err() == nil {
+		mayLackNodes := p.hadGPUs || errors.Is(err, DriverNotLoaded) && p.loaded()
+		if mayLackNodes && err != nil && !errors.Is(err, errNoNodes) && ctx.Err() == nil {
 			if lost := p.nodesLost(ctx); lost != nil {
 				err = fmt.Errorf("%w: %w", lost, err)
 			}
@@ -171,6 +171,10 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 			close(waiting)
 		}
 		p.awaitingScan = nil
+		if !p.hadGPUs {
+			p.hadGPUs = true
+			p.gate.countMustRead(-1)
+		}
 		for next := time.After(p.interval()); next != nil; {
 			select {
 			case <-ctx.Done():

@@ -13,10 +13,13 @@ import (
 )
 
 // gate prevents this program from having GPUs open that it has released. A driver cannot reset a
-// GPU that any program has open. NVML opens a GPU when the GPU is looked up, which nvml.h calls to
-// initialize it, and closes it with the last Shutdown. So to close one GPU, all sessions of the
-// program have to end, and no later session may look that GPU up.
+// GPU that any program has open. NVML opens a GPU at the latest when the GPU is looked up, which
+// nvml.h calls to initialize it, and closes it with the last Shutdown. So to close one GPU, all
+// sessions of the program have to end, and no later session may look that GPU up. Drivers of R580
+// already open GPUs in Init: then there is no session at all while a GPU is released.
 type gate struct {
+	// gpuOpen reports whether this process has a GPU open; nil if that cannot be found out.
+	gpuOpen func() bool
 	// reopen asks the poller to end its session and to start another.
 	reopen chan struct{}
 
@@ -30,6 +33,11 @@ type gate struct {
 	looked    map[int]bool
 	allLooked bool
 	handles   map[Device]int
+	// initOpens is true if Init alone opens GPUs. mustRead counts the reasons for a session although
+	// a GPU is released: at the start nothing is known of the others, and a GPU that is taken back
+	// has to be read.
+	initOpens bool
+	mustRead  int
 	// closing is not nil while Init waits for the end of all sessions. ending means that Init no
 	// longer waits, because the program ends.
 	closing chan struct{}
@@ -43,6 +51,7 @@ type gate struct {
 
 func newGate() *gate {
 	return &gate{
+		mustRead: 1,
 		reopen:   make(chan struct{}, 1),
 		released: map[string]int{},
 		looked:   map[int]bool{},
@@ -67,6 +76,9 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 	answer, err := do()
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if call.Method == "Init" && err == nil && g.opened == 1 && g.gpuOpen != nil {
+		g.initOpens = g.gpuOpen()
+	}
 	_, hung := errors.AsType[*AbandonedError](err)
 	switch {
 	case call.Method == "Init" && err != nil, call.Method == "Shutdown" && !hung:
@@ -101,15 +113,31 @@ func (g *gate) end() {
 // isOpen reports whether a session may have the GPU at that index open, -1 for an unknown index. It
 // also returns true while the whole driver is to be closed but is still open. g.mu must be held.
 func (g *gate) isOpen(index int) bool {
-	return g.looked[index] || g.allLooked || g.opened > 0 && (index < 0 || g.closed())
+	return g.looked[index] || g.allLooked || g.opened > 0 && (index < 0 || g.initOpens || g.closed())
 }
 
 // closed reports whether the whole driver is to be closed. g.mu must be held.
 func (g *gate) closed() bool {
+	return g.closedByPause() || g.initOpens && len(g.released) > 0 && g.mustRead == 0
+}
+
+// closedByPause reports whether the whole driver is to be closed for a pause. g.mu must be held.
+func (g *gate) closedByPause() bool {
 	return g.paused && !slices.ContainsFunc(g.pausedGPUs, func(gpu string) bool {
 		_, released := g.released[gpu]
 		return !released
 	})
+}
+
+// countMustRead adds to mustRead, and ends the sessions when its last reason is gone.
+func (g *gate) countMustRead(more int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.mustRead += more
+	if g.closed() && g.opened > 0 {
+		g.startClosing()
+	}
+	g.tellChange()
 }
 
 // tellChange makes awaitOpen check again. g.mu must be held.
@@ -148,8 +176,11 @@ func (g *gate) enter(call Call) error {
 			<-closed
 			g.mu.Lock()
 		}
-		if g.closed() {
+		if g.closedByPause() {
 			return &releasedError{"the driver"}
+		}
+		if g.closed() {
+			return &releasedError{slices.Min(slices.Collect(maps.Keys(g.released)))}
 		}
 		g.opened++
 	case "DeviceGetHandleByIndex":
@@ -298,11 +329,11 @@ func (n *Node) Resume() {
 	n.gate.tellChange()
 }
 
-// Closed reports whether the whole driver is closed.
+// Closed reports whether the whole driver is closed by Pause.
 func (n *Node) Closed() bool {
 	n.gate.mu.Lock()
 	defer n.gate.mu.Unlock()
-	return n.gate.closed()
+	return n.gate.closedByPause()
 }
 
 // KeepReleased keeps closed the GPUs that an earlier run has released. gpus holds the driver's
@@ -339,10 +370,10 @@ func (n *Node) SetReleased(ctx context.Context, gpus map[string]int) {
 
 // Release closes the GPU with that UUID until Restore, so that it can be reset. It gives up the
 // GPU's events and handles, and the session with the driver, because NVML closes nothing else. The
-// data known about the GPU stays. Events of other GPUs are missed for a moment. It returns the
-// driver's index of the GPU. The error means that a driver call hangs, that the GPU is unknown, or
-// that ctx ended. If a call hangs, or ctx ends while sessions are ending, the GPU is no longer
-// looked up either.
+// data known about the GPU stays. Events of other GPUs are missed for a moment, or until Restore if
+// the driver opens GPUs in Init: then no GPU is read until then. It returns the driver's index of
+// the GPU. The error means that a driver call hangs, that the GPU is unknown, or that ctx ended. If
+// a call hangs, or ctx ends while sessions are ending, the GPU is no longer looked up either.
 func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	index = -1
 	known := false
@@ -365,6 +396,12 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	if err != nil {
 		return index, fmt.Errorf("let go of %s: %w", gpu, err)
 	}
+	n.gate.mu.Lock()
+	all := n.gate.initOpens
+	n.gate.mu.Unlock()
+	if all {
+		n.log.Info("no GPU is watched until the released ones are taken back: this driver opens all GPUs at once")
+	}
 	return index, nil
 }
 
@@ -381,8 +418,9 @@ func (n *Node) Restore(ctx context.Context, gpu string, wasReset bool) error {
 	}
 	n.gate.mu.Lock()
 	delete(n.gate.released, gpu)
-	n.gate.tellChange()
 	n.gate.mu.Unlock()
+	n.gate.countMustRead(1)
+	defer n.gate.countMustRead(-1)
 	return n.Refresh(ctx)
 }
 

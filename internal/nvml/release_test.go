@@ -16,6 +16,14 @@ import (
 // busOf is the PCI bus ID of a GPU of a simulated node with up to 15 of them.
 func busOf(gpu int) string { return "00000000:" + string("0123456789"[gpu]) + "7:00.0" }
 
+// simulateLazy simulates a driver that opens a GPU only when it is looked up.
+func simulateLazy(t *testing.T) *simnode.Node {
+	t.Helper()
+	sim := simulate(t, "a30x4")
+	must(t, sim.SetWorld("lazy"))
+	return sim
+}
+
 // isClosed says whether nothing has the GPU open: a driver resets it then. It is reset.
 func isClosed(sim *simnode.Node, gpu int) bool { return sim.ResetGPU(busOf(gpu)) == nil }
 
@@ -42,13 +50,13 @@ func metering(t *testing.T, w *watched, least int) {
 	t.Cleanup(func() { cancel(); <-ended })
 }
 
-// TestRelease holds that nothing of this program has a GPU open that it has released, that
-// all it knows of the GPU stays as it was, that other GPUs are watched on, and what is
-// true when the GPU is taken back.
+// TestRelease holds for a driver that opens GPUs only when they are looked up: nothing of this
+// program has a released GPU open, all it knows of the GPU stays as it was, other GPUs are watched
+// on, and what is true when the GPU is taken back.
 func TestRelease(t *testing.T) {
 	for _, wasReset := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
+			sim, log := simulateLazy(t), &bytes.Buffer{}
 			w := watchWith(t, sim, nvml.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
 			metering(t, w, 2)
 			gpu := sim.GPUs()[2].UUID
@@ -97,12 +105,128 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+// TestReleaseClosesAll holds for a driver that opens all GPUs in Init: this program has no session
+// while a GPU is released, all that it knows of the GPUs stays, and it reads them again after that.
+func TestReleaseClosesAll(t *testing.T) {
+	for _, wasReset := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
+			w := watchWith(t, sim, nvml.Options{Kernel: sim, Logger: slog.New(slog.NewTextHandler(log, nil))})
+			metering(t, w, 0)
+			gpu := sim.GPUs()[2].UUID
+			must(t, sim.XID(2, 48, nvml.WholeGPU, nvml.WholeGPU))
+			after(time.Second)
+			before := log.Len()
+			index, err := w.Release(context.Background(), gpu)
+			if err != nil || index != 2 {
+				t.Fatalf("index %d, %v", index, err)
+			}
+			opened := sim.Calls("Init")
+			for range 40 {
+				if !isClosed(sim, 2) {
+					t.Fatal("something has it open")
+				}
+				if w.Closed() {
+					t.Fatal("it counts as a pause of the driver")
+				}
+				after(1700 * time.Millisecond)
+				w.expect("while it is released", map[string]string{"2": "XID 48"})
+			}
+			if again := sim.Calls("Init") - opened; again > 0 {
+				t.Errorf("opened %d times", again)
+			}
+			err = w.OpenAll(func() { t.Error("opened while it is released") })
+			if err == nil || !strings.Contains(err.Error(), gpu) {
+				t.Errorf("got %v, want that %s is released", err, gpu)
+			}
+			if text := log.String()[before:]; strings.Contains(text, "not every GPU") || !strings.Contains(text, "no GPU is watched") {
+				t.Errorf("logged\n%s", text)
+			}
+			must(t, w.Restore(context.Background(), gpu, wasReset))
+			if wasReset {
+				w.expect("after a reset", map[string]string{})
+			} else {
+				w.expect("when it was not reset", map[string]string{"2": "XID 48"})
+			}
+			for i := range 4 {
+				if isClosed(sim, i) {
+					t.Errorf("GPU %d is not open again", i)
+				}
+			}
+			must(t, sim.XID(1, 62, nvml.WholeGPU, nvml.WholeGPU))
+			after(time.Second)
+			if gpus, _ := w.Inventory(); !strings.Contains(gpus[1].Health.Reason, "XID 62") {
+				t.Errorf("events are not heard: %q", gpus[1].Health.Reason)
+			}
+		})
+	}
+}
+
+// TestTakeBackWhileAnotherIsReleased holds for the same driver that a GPU can be taken back while
+// another is released, which then is open for one scan only.
+func TestTakeBackWhileAnotherIsReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watchWith(t, sim, nvml.Options{Kernel: sim})
+		gpus := sim.GPUs()
+		for _, gpu := range gpus[1:3] {
+			_, err := w.Release(context.Background(), gpu.UUID)
+			must(t, err)
+		}
+		after(time.Minute)
+		must(t, w.Restore(context.Background(), gpus[1].UUID, true))
+		for range 20 {
+			after(time.Second)
+			if !isClosed(sim, 2) || !isClosed(sim, 1) {
+				t.Fatal("a session goes on")
+			}
+		}
+		must(t, w.Restore(context.Background(), gpus[2].UUID, true))
+		after(time.Second)
+		if isClosed(sim, 1) || isClosed(sim, 2) {
+			t.Error("the GPUs are not open again")
+		}
+		w.expect("taken back", map[string]string{})
+	})
+}
+
+// TestClosedOverARestart holds for the same driver that a program which finds a GPU released by its
+// last run reads the GPUs once, and then has no session until the GPU is taken back.
+func TestClosedOverARestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim, known := simulate(t, "a30x4"), &knownGPUs{}
+		options := nvml.Options{Kernel: sim, Store: &memory{}, Known: known, Boot: "first"}
+		before := watchWith(t, sim, options)
+		must(t, before.RestoreHealth(context.Background()))
+		after(time.Second)
+		must(t, before.stop())
+		gpu := sim.GPUs()[2].UUID
+		node := nvml.NewNode(sim, options)
+		node.KeepReleased(map[string]int{gpu: 2})
+		w := watchNode(t, node)
+		must(t, w.RestoreHealth(context.Background()))
+		after(time.Second)
+		for range 20 {
+			if !isClosed(sim, 2) {
+				t.Fatal("something has it open")
+			}
+			after(time.Second)
+		}
+		if got := w.numbers(); got != "A=0 B=1 C=2 D=3" {
+			t.Errorf("indexes %s", got)
+		}
+		w.expect("while it is released", map[string]string{})
+		must(t, w.Restore(context.Background(), gpu, false))
+		w.expect("taken back", map[string]string{})
+	})
+}
+
 // TestSetReleased holds that a Node which nobody watches opens no GPU that another program has released, also where the driver
 // counts otherwise than that one knew.
 func TestSetReleased(t *testing.T) {
 	for _, index := range []int{1, -1, 3} {
 		synctest.Test(t, func(t *testing.T) {
-			sim := simulate(t, "a30x4")
+			sim := simulateLazy(t)
 			gpus := sim.GPUs()
 			node := nvml.NewNode(sim, nvml.Options{})
 			must(t, node.Library().Init()) // It keeps open what is looked up.
@@ -146,7 +270,7 @@ func TestSetReleased(t *testing.T) {
 // numbers its GPUs anew.
 func TestReleaseAndAnotherGPUGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sim := simulate(t, "a30x4")
+		sim := simulateLazy(t)
 		w := watch(t, sim)
 		metering(t, w, 2)
 		gpu := sim.GPUs()[2].UUID
@@ -174,7 +298,7 @@ func TestReleaseAndAnotherGPUGoes(t *testing.T) {
 // with the driver goes on, and that this keeps nothing else waiting for ever.
 func TestReleaseWhileACallHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sim := simulate(t, "a30x4")
+		sim := simulateLazy(t)
 		w := watch(t, sim)
 		meter := nvml.NewMeter(w.Library())
 		_, err := sim.InjectGPUFault(1, "DeviceGetUtilizationRates", simnode.Fault{Delay: 25 * time.Second, Times: 1})
@@ -217,7 +341,7 @@ func TestReleaseWhileACallHangs(t *testing.T) {
 // hangs of which nobody knows when it returns: other GPUs are watched on.
 func TestReleaseWhileACallIsAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		sim := simulate(t, "a30x4")
+		sim := simulateLazy(t)
 		w := watch(t, sim)
 		_, err := sim.InjectGPUFault(1, "DeviceGetMemoryInfo", simnode.Fault{Delay: 2 * time.Minute, Times: 1})
 		must(t, err)
@@ -273,7 +397,7 @@ func TestReleasedOverARestart(t *testing.T) {
 			known, faults := &knownGPUs{}, &memory{}
 			var gpu string
 			synctest.Test(t, func(t *testing.T) {
-				sim := simulate(t, "a30x4")
+				sim := simulateLazy(t)
 				w := watchWith(t, sim, nvml.Options{Store: faults, Known: known, Boot: "first"})
 				must(t, w.RestoreHealth(context.Background()))
 				must(t, sim.XID(2, 48, nvml.WholeGPU, nvml.WholeGPU))
@@ -281,7 +405,7 @@ func TestReleasedOverARestart(t *testing.T) {
 				gpu = sim.GPUs()[2].UUID
 			})
 			synctest.Test(t, func(t *testing.T) {
-				sim := simulate(t, "a30x4")
+				sim := simulateLazy(t)
 				node := nvml.NewNode(sim, nvml.Options{Store: faults, Known: known, Boot: boot})
 				node.KeepReleased(map[string]int{gpu: 2})
 				sim.InjectFault("DeviceGetHandleByIndex", simnode.Fault{Delay: slow, Times: 3})

@@ -121,8 +121,8 @@ func (n *Node) Lose(gpu int) error {
 func (n *Node) Heal(gpu int) error { return n.change(gpu, n.reset) }
 
 // ResetGPU acts like nvidia-smi --gpu-reset on the GPU with that PCI bus ID, and does what Heal
-// does. It is refused while a program has the GPU open, for example one that has looked it up and
-// not closed the driver since; while the GPU is in persistence mode; in a virtual machine that
+// does. It is refused while a program has the GPU open, for example one that has not closed the
+// driver; while the GPU is in persistence mode; in a virtual machine that
 // cannot reset it; and for a lost GPU, which requires a Reboot.
 func (n *Node) ResetGPU(busID string) error {
 	n.mu.Lock()
@@ -142,7 +142,7 @@ func (n *Node) resetUnused(g *simGPU) error {
 			g.busID())
 	case n.is("passthrough"):
 		return fmt.Errorf("resetting GPU %s is not supported", g.busID())
-	case g.opened || g.persistence || len(g.allProcesses()) > 0 || n.hasClient():
+	case n.hasOpen(g) || g.persistence || len(g.allProcesses()) > 0 || n.hasClient():
 		return fmt.Errorf("%w: the following GPUs could not be reset: GPU %s: In use by another client", mig.ErrInUse,
 			g.busID())
 	}

@@ -16,6 +16,9 @@ func (n driver) Init() error {
 	if n.node.nodesLost && n.node.opened == 0 {
 		return nvml.Unknown
 	}
+	if n.node.is("no-nodes") { // As R580 without /dev/nvidiactl.
+		return nvml.DriverNotLoaded
+	}
 	n.node.opened++
 	return nil
 }

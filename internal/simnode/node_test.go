@@ -272,12 +272,15 @@ func TestResetGPU(t *testing.T) {
 		do                func(t *testing.T, n *simnode.Node)
 	}{
 		{"nobody has it open", "", "", func(*testing.T, *simnode.Node) {}},
-		{"the driver is open, and another GPU", "", "", func(t *testing.T, n *simnode.Node) {
+		{"the driver is open", "", "In use by another client", func(t *testing.T, n *simnode.Node) {
+			must(t, n.Init())
+		}},
+		{"the driver is open, and another GPU", "lazy", "", func(t *testing.T, n *simnode.Node) {
 			must(t, n.Init())
 			_, err := n.DeviceGetHandleByIndex(1)
 			must(t, err)
 		}},
-		{"looked up", "", "In use by another client", func(t *testing.T, n *simnode.Node) {
+		{"looked up", "lazy", "In use by another client", func(t *testing.T, n *simnode.Node) {
 			must(t, n.Init())
 			_, err := n.DeviceGetHandleByIndex(0)
 			must(t, err)
@@ -362,7 +365,7 @@ func TestHandlesEndWithTheDriver(t *testing.T) {
 
 // TestUnlistedGPUs checks which GPUs the driver lists of those that it is bound to, and that nobody can look up another one.
 func TestUnlistedGPUs(t *testing.T) {
-	for world, want := range map[string]int{"": 4, "unlisted=0": 4, "unlisted=1": 3, "unlisted=9": 0, "no-nodes": 0} {
+	for world, want := range map[string]int{"": 4, "unlisted=0": 4, "unlisted=1": 3, "unlisted=9": 0} {
 		n := open(t, "a30x4")
 		must(t, n.SetWorld(world))
 		count, err := n.DeviceGetCount()
@@ -372,8 +375,14 @@ func TestUnlistedGPUs(t *testing.T) {
 		if _, err := n.DeviceGetHandleByIndex(want); returned(err) != nvml.InvalidArgument {
 			t.Errorf("%q: GPU %d: %v", world, want, err)
 		}
-		if err := n.OpenControl(); (err != nil) != (world == "no-nodes") {
+		if err := n.OpenControl(); err != nil {
 			t.Errorf("%q: the control node: %v", world, err)
 		}
+	}
+	n, err := simnode.New("a30x4")
+	must(t, err)
+	must(t, n.SetWorld("no-nodes"))
+	if err := n.Init(); returned(err) != nvml.DriverNotLoaded || n.OpenControl() == nil {
+		t.Errorf("without device nodes: %v, %v", err, n.OpenControl())
 	}
 }

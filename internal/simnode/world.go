@@ -26,6 +26,7 @@ import (
 //	old-driver     the driver reports no recovery action, no event of one, and no temperature margin
 //	fabric         GPUs from Hopper on are in a fabric of NVLinks, which they have to join: see SetFabric
 //	confidential   the machine does confidential computing, and its ready state is not set: see SetReady
+//	lazy           Init opens no GPU: only looking a GPU up does
 //	persistence    the GPUs are in persistence mode, and no daemon that nvidia-smi reaches closes them
 //	unlisted=N     the driver does not list the last N of the GPUs that it is bound to
 //	no-nodes       the container has the driver's libraries but none of its device nodes
@@ -37,7 +38,7 @@ func (n *Node) SetWorld(list string) error {
 		kind, value, _ := strings.Cut(name, "=")
 		known := slices.Contains([]string{
 			"unprivileged", "monitor-only", "passthrough", "own-pids", "moving-minors", "late-profiles",
-			"no-subscription", oldDriver, "fabric", "confidential", "persistence", "no-nodes",
+			"no-subscription", oldDriver, "fabric", "confidential", "lazy", "persistence", "no-nodes",
 		}, name)
 		switch {
 		case list == "" || known || (kind == "client" || kind == "other-module") && value != "":
@@ -50,8 +51,8 @@ func (n *Node) SetWorld(list string) error {
 		default:
 			return fmt.Errorf(
 				"no world %q: there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, "+
-					"moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence, "+
-					"unlisted=N, no-nodes, other-module=VERSION", name)
+					"moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, lazy, "+
+					"persistence, unlisted=N, no-nodes, other-module=VERSION", name)
 		}
 	}
 	n.worlds, n.unlisted = names, unlisted
@@ -102,11 +103,21 @@ func (n *Node) SetClient(open bool) {
 // lock.
 func (n *Node) hasClient() bool { return n.is("client") && !n.clientAway }
 
+// GPUOpen implements nvml.Kernel.
+func (n *Node) GPUOpen() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.ContainsFunc(n.gpus, n.hasOpen)
+}
+
+// hasOpen reports whether this program has the GPU open. As in R580, Init opens all GPUs, and
+// looking one up opens it again. The caller holds the lock.
+func (n *Node) hasOpen(g *simGPU) bool {
+	return g.opened || n.opened > 0 && !n.is("lazy")
+}
+
 // listedGPUs returns how many of its GPUs the driver lists.
 func (n *Node) listedGPUs() int {
-	if n.is("no-nodes") {
-		return 0
-	}
 	return max(0, len(n.gpus)-n.unlisted)
 }
 

@@ -109,3 +109,15 @@ func (k Kernel) OpenControl() error {
 	}
 	return nil
 }
+
+var gpuNode = regexp.MustCompile(`/nvidia[0-9]+( \(deleted\))?$`)
+
+// GPUOpen reports whether this process has a device node /dev/nvidiaN open.
+func (k Kernel) GPUOpen() bool {
+	const own = "/proc/self/fd"
+	files, _ := os.ReadDir(own)
+	return slices.ContainsFunc(files, func(file fs.DirEntry) bool {
+		path, err := os.Readlink(filepath.Join(own, file.Name()))
+		return err == nil && gpuNode.MatchString(path)
+	})
+}

@@ -98,3 +98,22 @@ func TestOpenControl(t *testing.T) {
 		t.Errorf("without the node: %v", err)
 	}
 }
+
+func TestGPUOpen(t *testing.T) {
+	for name, want := range map[string]bool{"nvidia7": true, "nvidiactl": false, "nvidia-uvm": false, "nvidia-cap1": false} {
+		file, err := os.Create(filepath.Join(t.TempDir(), name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if got := (Kernel{}).GPUOpen(); got != want {
+				t.Errorf("with %s open: %t", name, got)
+			}
+			_ = os.Remove(file.Name()) // It stays open.
+		}
+		_ = file.Close()
+		if (Kernel{}).GPUOpen() {
+			t.Errorf("with %s closed", name)
+		}
+	}
+}

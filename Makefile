@@ -106,7 +106,7 @@ sbom: build ## bin/virgate.cdx.json: the modules that are linked into bin/virgat
 gpu-bundle: ## bin/gpu: all that test-gpu needs on a machine with a GPU and no Go
 	test/gpu/bundle.sh bin/gpu $(VERSION)
 
-test-gpu: gpu-bundle ## this machine's GPUs, read-only: docs/how-to/check-hardware.md
+test-gpu: gpu-bundle ## this machine's GPUs: docs/how-to/check-hardware.md
 	bin/gpu/run.sh
 
 fuzz: ## every fuzz test of every package for FUZZTIME (10s)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -62,6 +63,10 @@ func TestLife(t *testing.T) {
 			{gpu, "get_default_device_pinned_mem_limit 0", "10G"},
 			{"MIG-1", "get_default_active_thread_percentage", "14.0"},
 			{"MIG-1", "get_default_device_pinned_mem_limit 0", "4G"}, // As it shows 5000M.
+			{"MIG-1", "set_default_device_pinned_mem_limit MIG-1 2G", ""},
+			{"MIG-1", "get_default_device_pinned_mem_limit MIG-1", "2G"},
+			{"MIG-1", "get_default_device_pinned_mem_limit 0", "4G"},
+			{"MIG-1", "nonsense", `Unknown command "nonsense"`},
 		} {
 			if got := n.ask(test.unit, test.command); got != test.want {
 				t.Errorf("%s of %s: %q, want %q", test.command, test.unit, got, test.want)
@@ -310,6 +315,71 @@ func (n *node) daemon(unit string) (pid int) {
 	data, _ := os.ReadFile(filepath.Join(n.pipe(unit), "nvidia-cuda-mps-control.pid"))
 	_, _ = fmt.Sscan(string(data), &pid)
 	return pid
+}
+
+// TestServerKilled: a server that was killed takes its clients with it, and the daemon starts another
+// with the same limits.
+func TestServerKilled(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, program(t))
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{unit(gpu)})
+	n.await(gpu + " ready")
+	client, err := simmps.Connect(t.Context(), n.pipe(gpu), os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	if err := syscall.Kill(client.Server, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Read(make([]byte, 1)); err == nil {
+		t.Error("its client has no error")
+	}
+	next, err := simmps.Connect(t.Context(), n.pipe(gpu), os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = next.Close() }()
+	if next.Server == client.Server || next.Percentage != 25 || next.Memory != "10240M" {
+		t.Errorf("after server %d the next client has %+v", client.Server, next)
+	}
+	n.await(gpu + " ready")
+	if states, _ := n.client.States(); states[0].Restarts != 0 {
+		t.Errorf("%+v, want no restart", states)
+	}
+}
+
+// TestQuitWaits: a daemon that is no longer wanted ends when its clients have.
+func TestQuitWaits(t *testing.T) {
+	t.Parallel()
+	each(t, func(t *testing.T, n *node) {
+		n.supervise()
+		n.connect()
+		n.client.Want([]mps.Unit{unit(gpu)})
+		n.await(gpu + " ready")
+		client, err := simmps.Connect(t.Context(), n.pipe(gpu), os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = client.Close() }()
+		n.client.Want(nil)
+		await.Until(t, "the daemon to refuse clients", func() error {
+			another, err := simmps.Connect(t.Context(), n.pipe(gpu), os.Getpid())
+			if err == nil {
+				_ = another.Close()
+				return errors.New("another client has connected")
+			}
+			return nil
+		})
+		n.await(gpu + " stopping")
+		if got := n.ask(gpu, "get_server_list"); got != strconv.Itoa(client.Server) {
+			t.Errorf("servers %q, want %d", got, client.Server)
+		}
+		_ = client.Close()
+		n.await()
+	})
 }
 
 // TestClientRestart: the daemons stay while nobody is connected, and until another wish is told.

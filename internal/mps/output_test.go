@@ -22,6 +22,20 @@ const said = `[2026-05-31 23:46:49.893 Control 11107] Starting control daemon us
 [2026-05-31 23:48:26.153 Control 11107] NEW CLIENT 11811 from user 0: Server is not ready, push client to pending list
 `
 
+// said580 is what a daemon of R580 has said: a server ended for the next user, and a third user waits.
+const said580 = `[2026-11-27 18:50:37.663 Control   533] NEW SERVER 656: Ready
+[2026-11-27 18:50:37.684 Control   533] NEW CLIENT 647 from user 0: Server already exists
+[2026-11-27 18:50:47.933 Control   533] NEW CLIENT 836 from user 1000: Server is not ready, push client to pending list
+[2026-11-27 18:50:47.933 Control   533] Try shutting down server 656, backoff is disabled
+[2026-11-27 18:50:48.012 Control   533] Server 656 exited with status 0
+[2026-11-27 18:50:48.012 Control   845] Starting new server 845 for user 1000
+[2026-11-27 18:50:48.181 Server   845] Created anonymous shared memory region mps.shm.1000.845
+[2026-11-27 18:50:48.182 Control   533] NEW SERVER 845: Ready
+[2026-11-27 18:50:48.182 Server   845] Client {PID: 836, Context ID: 0} connected
+[2026-11-27 18:50:49.908 Control   533] NEW CLIENT 858 from user 2000: Server is not ready, push client to pending list
+[2026-11-27 18:50:49.908 Control   533] Server 845 has 2 active worker threads. Server will not shutdown.
+`
+
 // TestOutput reads a daemon's lines, in pieces of any length, and what is no line of a daemon.
 func TestOutput(t *testing.T) {
 	t.Parallel()
@@ -41,6 +55,7 @@ func TestOutput(t *testing.T) {
 		"its server, not ready yet": {
 			said + "[t Control 1] Starting new server 11815 for user 0\n", mps.Queue{Waiting: waits.Waiting}, "Starting new server",
 		},
+		"R580":                          {said580, mps.Queue{Server: 845, User: 1000, Waiting: []mps.Process{{PID: 858, User: 2000}}}, "will not shutdown"},
 		"another server's end":          {said + "Server 4711 exited with status 1\n", waits, "4711"},
 		"a server that nobody started":  {said + "NEW SERVER 4711: Ready\n", waits, "4711"},
 		"a line without an end":         {said + "Server 11803 exited", waits, "NEW CLIENT 11811"},

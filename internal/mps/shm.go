@@ -11,8 +11,9 @@ import (
 	"time"
 )
 
-// A daemon and its clients share memory in /dev/shm. Each unit has a tmpfs for that, which clients
-// mount through the link <unit>/shm. The link points to
+// The clients of a unit may share memory in /dev/shm, and a daemon older than R580 shares a file there
+// with them (serverFiles). Each unit has a tmpfs for that, which clients mount through the link
+// <unit>/shm. The link points to
 //
 //	<unit>/memory  the unit's own tmpfs, in most cases
 //	.shm/<unit>    in the tmpfs of MountShm, if this program's mounts do not reach the host
@@ -23,6 +24,11 @@ const (
 	hostShm   = ".shm"
 	commonShm = "shm"
 )
+
+// serverFiles are the files that servers of older drivers make: cuda.shm.USER.PID.1, in hexadecimal
+// (k8s-device-plugin#467). A client that does not see its server's fails. A server of R580 makes none,
+// and needs no common /dev/shm.
+const serverFiles = "cuda.shm.*"
 
 func (u *unitRun) shm() string {
 	if !u.OwnShm {
@@ -298,7 +304,7 @@ func clientMounts(mountinfo, device string) (unit, shm string) {
 // clientsInterval is how old the list of clients may be if it is only shown to people.
 const clientsInterval = 10 * time.Second
 
-// strangers describes the programs that cannot share memory with the unit's daemon, "" for none. If
+// strangers describes the programs that do not see the file of the unit's server, "" for none. If
 // a pod mounts a volume at /dev/shm, that volume hides the unit's, because the kubelet lists a
 // plugin's mounts before the pod's (makeMounts).
 func (u *unitRun) strangers() string {
@@ -308,6 +314,9 @@ func (u *unitRun) strangers() string {
 	if u.onCommonShm(u.unit.ID) {
 		return "its programs share /dev/shm with those of other units until no pod holds it that was started before " +
 			"the upgrade"
+	}
+	if files, err := filepath.Glob(filepath.Join(u.shm(), serverFiles)); err != nil || len(files) == 0 {
+		return ""
 	}
 	u.shmLock.Lock()
 	defer u.shmLock.Unlock()

@@ -168,12 +168,12 @@ func (u *unitRun) serve(ctx context.Context) error {
 			}
 			if u.unit.Resets != resets {
 				if err := u.setMode(ctx); err != nil {
-					return errors.Join(err, u.stop(ctx))
+					return u.fail(ctx, err)
 				}
 			}
 			if other {
 				if err := u.limit(ctx, true); err != nil {
-					return errors.Join(err, u.stop(ctx))
+					return u.fail(ctx, err)
 				}
 			}
 			if left, err := u.leaveCommonShm(); left || err != nil {
@@ -202,6 +202,13 @@ func (u *unitRun) serve(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// fail stops a daemon that serves. It tells first that it failed: the daemon waits for its clients,
+// and takes no more.
+func (u *unitRun) fail(ctx context.Context, err error) error {
+	u.tell(nodereport.MPSFailed, err)
+	return errors.Join(err, u.stop(ctx))
 }
 
 // start starts the daemon and waits until it serves with its limits.

@@ -1,25 +1,26 @@
 // Package simmps replaces NVIDIA's nvidia-cuda-mps-control where there is no GPU: as a program
 // (Main; test/mpscontrol builds it), and as goroutines of tests and of the demo (InProcess).
 //
-// A daemon has the files and commands of the real one, as far as NVIDIA's manual and users' reports
-// describe them. It refuses what the real one refuses: a second daemon in a pipe directory, a
-// missing directory, a socket path that is too long, more clients than a server can have. How the
-// real one answers a command that it does not know is not documented.
+// A daemon has the files and commands of the real one, as R580 has them on an H200, and as far as
+// NVIDIA's manual and users' reports describe them. It refuses what the real one refuses: a second
+// daemon in a pipe directory, a missing directory, a socket path that is too long, more clients than
+// a server can have. How the real one answers a command with wrong arguments is not known.
 //
 // A memory limit is kept under the name of the device that it was set with, and reported under that
-// name only (NVIDIA's MPS documentation). A server uses the limits set by ordinal; limits set by
-// UUID have no effect (k8s-device-plugin#572).
+// name only. A server uses the limits set by ordinal; limits set by UUID have no effect.
 //
 // A CUDA program is a connection (Connect). Like the real one it starts the server if it is the
-// first client, and counts as a client until it is closed. Nothing is computed. The program shares
-// a file in /dev/shm with each client, and a client without access to it fails. A server serves one
+// first client, and counts as a client until it is closed. Nothing is computed. A server serves one
 // user, or with -M all users as root. A client of another user waits until the clients before it
 // have gone; the daemon then starts another server for it. A server whose user cannot enter the
-// pipe directory ends (bottlerocket#4673).
+// pipe directory ends (bottlerocket#4673). If a server is killed, its clients lose their connection
+// and the next client gets a new server. After the command quit the daemon takes no more clients
+// and ends when it has none; the real one looks after 0.2 s, then after ever longer times.
 //
 // For tests, a file named fault in the log directory makes a daemon refuse to start (refuse), give
-// no answers (hang), end without a message (die), ignore the command quit (stay), or ignore limits
-// (deaf).
+// no answers (hang), end without a message (die), ignore the command quit (stay), ignore limits
+// (deaf), or be older than R580 (older): its next server makes a file in /dev/shm, and clients that
+// do not see it fail (k8s-device-plugin#467).
 package simmps
 
 import (
@@ -74,6 +75,12 @@ type Servers interface {
 	RemoveClient(device string, pid int)
 }
 
+// killable are Servers whose processes can be killed.
+type killable interface {
+	// Ended is closed when the server that was started last has ended.
+	Ended() <-chan struct{}
+}
+
 func (e Environment) fault() string {
 	text, _ := os.ReadFile(filepath.Join(e.Log, "fault"))
 	return strings.TrimSpace(string(text))
@@ -97,6 +104,8 @@ type daemon struct {
 	// on.
 	queue   []*waiting
 	changed chan struct{}
+	// quitting is true after the command quit.
+	quitting bool
 }
 
 // server has the limits that the daemon had when it started the server, or that were set for the
@@ -106,6 +115,10 @@ type server struct {
 	percentage float64
 	memory     map[string]string
 	clients    []int
+	// shared is the name of the file that clients must see, "-" for none.
+	shared string
+	// ended is closed when the server was killed.
+	ended chan struct{}
 }
 
 type waiting struct{ pid, user int }
@@ -159,6 +172,7 @@ func serve(ctx context.Context, env Environment, servers Servers, out io.Writer)
 		memory:     map[string]string{},
 		changed:    make(chan struct{}),
 	}
+	d.say("Starting control daemon using socket %s", env.socket())
 	quit, done := context.WithCancel(ctx)
 	d.quit = done
 	var group sync.WaitGroup
@@ -197,8 +211,9 @@ func serve(ctx context.Context, env Environment, servers Servers, out io.Writer)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.server != nil {
-		servers.Stop(env.Device, d.server.pid)
+		d.stopServer()
 	}
+	d.say("Exit with status 0")
 	return errors.Join(os.Remove(env.socket()), os.Remove(pidFile))
 }
 
@@ -234,24 +249,17 @@ func (d *daemon) serveClient(ctx context.Context, connection net.Conn, pid, user
 		return
 	}
 	defer d.removeClient(s, pid)
-	shared := "-"
-	if d.env.Shm != "" {
-		shared = fmt.Sprintf("cuda.shm.%x.%x.%x", user, s.pid, pid)
-		path := filepath.Join(d.env.Shm, shared)
-		if err := os.WriteFile(path, []byte(d.env.Device), 0o666); err != nil {
-			_, _ = fmt.Fprintf(connection, "error %v\n", err)
-			return
-		}
-		defer func() { _ = os.Remove(path) }()
-	}
 	d.mu.Lock()
-	answer := fmt.Sprintf("ok %d %g %s %s\n", s.pid, s.percentage, shared, s.memory[ordinal])
+	answer := fmt.Sprintf("ok %d %g %s %s\n", s.pid, s.percentage, s.shared, s.memory[ordinal])
 	d.mu.Unlock()
 	_, _ = io.WriteString(connection, answer)
-	<-ctx.Done()
+	select {
+	case <-ctx.Done():
+	case <-s.ended:
+	}
 }
 
-// say prints a line in the format of a daemon of R595.
+// say prints a line in the format of a daemon of R580.
 func (d *daemon) say(format string, values ...any) {
 	now := time.Now().UTC().Format("2006-01-02 15:04:05.000")
 	_, _ = fmt.Fprintf(d.out, "[%s Control %5d] %s\n", now, os.Getpid(), fmt.Sprintf(format, values...))
@@ -287,6 +295,9 @@ func (d *daemon) addClient(ctx context.Context, pid, user int) (*server, error) 
 			return nil, err
 		}
 	}
+	if d.quitting {
+		return nil, errors.New("the daemon ends")
+	}
 	if err := d.haveServer(user); err != nil {
 		return nil, err
 	}
@@ -306,9 +317,7 @@ func (d *daemon) haveServer(user int) error {
 		return nil
 	}
 	if d.server != nil {
-		d.servers.Stop(d.env.Device, d.server.pid)
-		d.say("Server %d exited with status 0", d.server.pid)
-		d.server = nil
+		d.stopServer()
 	}
 	pid, err := d.servers.Start(d.env.Device)
 	if err != nil {
@@ -325,9 +334,44 @@ func (d *daemon) haveServer(user int) error {
 		user:       user,
 		percentage: d.percentage,
 		memory:     maps.Clone(d.memory),
+		shared:     "-",
+		ended:      make(chan struct{}),
+	}
+	if d.env.Shm != "" && d.env.fault() == "older" {
+		d.server.shared = fmt.Sprintf("cuda.shm.%x.%x.1", user, pid)
+		if err := os.WriteFile(filepath.Join(d.env.Shm, d.server.shared), []byte(d.env.Device), 0o666); err != nil {
+			d.stopServer()
+			return err
+		}
+	}
+	if k, is := d.servers.(killable); is {
+		go d.watch(d.server, k.Ended())
 	}
 	d.say("NEW SERVER %d: Ready", pid)
 	return nil
+}
+
+// watch waits for the end of a server, and disconnects its clients if the daemon did not end it.
+func (d *daemon) watch(s *server, ended <-chan struct{}) {
+	<-ended
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.server == s {
+		d.say("Server %d exited with status 0", s.pid) // Also of a killed one.
+		d.server = nil
+		close(s.ended)
+		d.tellChange()
+	}
+}
+
+// stopServer ends the server. The caller holds the lock.
+func (d *daemon) stopServer() {
+	d.servers.Stop(d.env.Device, d.server.pid)
+	if d.server.shared != "-" {
+		_ = os.Remove(filepath.Join(d.env.Shm, d.server.shared))
+	}
+	d.say("Server %d exited with status 0", d.server.pid)
+	d.server = nil
 }
 
 // mayEnter returns an error if the user, who is in no group, may not enter the directory or one of
@@ -356,6 +400,18 @@ func (d *daemon) removeClient(s *server, pid int) {
 		s.clients = slices.Delete(s.clients, at, at+1)
 	}
 	d.tellChange()
+	if d.quitting {
+		d.quitIfIdle()
+	}
+}
+
+// quitIfIdle ends the daemon if its server has no clients. The caller holds the lock.
+func (d *daemon) quitIfIdle() {
+	if d.server == nil || len(d.server.clients) == 0 {
+		d.quit()
+		return
+	}
+	d.say("Server %d has %d active worker threads. Server will not shutdown.", d.server.pid, len(d.server.clients))
 }
 
 // tellChange wakes the waiting clients. The caller holds the lock.
@@ -383,7 +439,8 @@ func (d *daemon) command(words []string) string {
 	case name == "quit" && d.env.fault() == "stay":
 		return ""
 	case name == "quit":
-		d.quit()
+		d.quitting = true
+		d.quitIfIdle()
 		return ""
 	case name == "get_server_list" && d.server != nil:
 		return fmt.Sprintln(d.server.pid)
@@ -419,7 +476,7 @@ func (d *daemon) command(words []string) string {
 	case name == "set_device_pinned_mem_limit" && of(3) != nil:
 		return d.setMemory(d.server.memory, words[1], words[2])
 	}
-	return "Invalid command\n"
+	return fmt.Sprintf("Unknown command %q\n", name)
 }
 
 // ordinal is the number of the only device that a daemon sees.
@@ -547,7 +604,6 @@ func Main(ctx context.Context, arguments []string, stdin io.Reader, stdout, stde
 		return 0
 	case "-f", "-f -M":
 		env.MultiUser = len(arguments) > 1
-		_, _ = fmt.Fprintf(stdout, "Starting control daemon using socket %s\n", env.socket())
 		if err := serve(ctx, env, &processes{}, stdout); err != nil {
 			_, _ = fmt.Fprintln(stderr, err)
 			return 1
@@ -569,25 +625,35 @@ func Main(ctx context.Context, arguments []string, stdin io.Reader, stdout, stde
 }
 
 // processes implements Servers with child processes of the daemon's process.
-type processes struct{ command *exec.Cmd }
+type processes struct {
+	command *exec.Cmd
+	ended   chan struct{}
+}
 
-// Start, Stop, AddClient and RemoveClient implement Servers.
+// Start, Stop, AddClient and RemoveClient implement Servers, and Ended killable.
 func (p *processes) Start(string) (int, error) {
 	path, err := os.Executable()
 	if err != nil {
 		return 0, err
 	}
-	p.command = exec.Command(path, serverArgument)
-	if err := p.command.Start(); err != nil {
+	command, ended := exec.Command(path, serverArgument), make(chan struct{})
+	if err := command.Start(); err != nil {
 		return 0, err
 	}
-	return p.command.Process.Pid, nil
+	p.command, p.ended = command, ended
+	go func() {
+		defer close(ended)
+		_ = command.Wait()
+	}()
+	return command.Process.Pid, nil
 }
 
 func (p *processes) Stop(string, int) {
 	_ = p.command.Process.Kill()
-	_ = p.command.Wait()
+	<-p.ended
 }
+
+func (p *processes) Ended() <-chan struct{} { return p.ended }
 
 func (p *processes) AddClient(string, int) error { return nil }
 func (p *processes) RemoveClient(string, int)    {}

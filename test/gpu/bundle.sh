@@ -11,4 +11,5 @@ strip='-s -w'
 go build -trimpath -buildvcs=false -ldflags "$strip -X main.version=$version" -o "$bundle/virgate" ./cmd/virgate
 go test -c -trimpath -ldflags "$strip" -o "$bundle/driver.test" ./internal/nvml/driver
 go test -c -trimpath -ldflags "$strip" -o "$bundle/gpu.test" ./test/gpu
+go build -trimpath -buildvcs=false -ldflags "$strip" -o "$bundle/cudaclient" ./test/gpu/cudaclient
 install test/gpu/run.sh "$bundle/run.sh"

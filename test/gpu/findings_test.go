@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/virgate/virgate/internal/mps"
 )
 
 // The nvidia-smi of the C library's GPUs.
@@ -49,8 +51,18 @@ func TestFindings(t *testing.T) {
 	for name, content := range map[string]string{"nvidia-smi": smi, "nvidia-cap1": "to configure MIG", "nvidia-cap2": "to monitor it"} {
 		must(t, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o700))
 	}
+	// TestMPS runs where this test may mount.
+	build = exec.CommandContext(t.Context(), compiler, "-shared", "-fPIC", "-o", filepath.Join(folder, "libcuda.so.1"), "testdata/cuda.c")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, output)
+	}
+	build = exec.CommandContext(t.Context(), "go", "build", "-o", folder, "./cudaclient", "../mpscontrol")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, output)
+	}
+	must(t, os.Rename(filepath.Join(folder, "mpscontrol"), filepath.Join(folder, mps.ProgramName)))
 	checks := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.skip", "^(TestFindings|TestServe)$")
-	checks.Env = append(os.Environ(), "VIRGATE=unused", "OUT="+out, "LD_LIBRARY_PATH="+folder, "NVIDIA_CAPS="+folder, "PATH="+folder+":"+os.Getenv("PATH"))
+	checks.Env = append(os.Environ(), "VIRGATE=unused", "CUDA_CLIENT="+filepath.Join(folder, "cudaclient"), "OUT="+out, "LD_LIBRARY_PATH="+folder, "NVIDIA_CAPS="+folder, "PATH="+folder+":"+os.Getenv("PATH"))
 	if output, err := checks.CombinedOutput(); err != nil {
 		t.Fatalf("the checks: %v\n%s", err, output)
 	}

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks Virgate on this machine's GPUs and leaves what was seen in $OUT. It only
-# reads: no clock, no MIG mode, no reset, no process on a GPU. Exit code 0 says
-# that all of it held.
+# Checks Virgate on this machine's GPUs and leaves what was seen in $OUT. It sets no
+# clock, no mode and resets nothing. As root, where nvidia-cuda-mps-control is, it runs
+# MPS and small CUDA programs on one idle GPU. Exit code 0 says that all of it held.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 out=${OUT:-$PWD/out}
@@ -24,7 +24,7 @@ step() { # NAME COMMAND…: runs it and keeps its output
   echo "gpu: $1"
   "${@:2}" >"$out/$1.txt" 2>&1 || { failed=1; echo "gpu: $1 failed:" >&2; tail -n 40 "$out/$1.txt" >&2; }
 }
-export VIRGATE_DRIVER=required VIRGATE_TRACE=$out/trace.jsonl VIRGATE=$PWD/virgate OUT=$out
+export VIRGATE_DRIVER=required VIRGATE_TRACE=$out/trace.jsonl VIRGATE=$PWD/virgate CUDA_CLIENT=$PWD/cudaclient OUT=$out
 step conformance ./driver.test -test.v -test.run '^TestConformance$'
 step checks ./gpu.test -test.v
 step plan ./virgate plan --node nvml --record "$out/plan.jsonl"

@@ -60,6 +60,16 @@ func testMPS(t *testing.T, c *cluster) {
 	c.run(t, pod("mps-slice", shared, 1))
 	slice := c.podStates(t, []string{"mps-slice"})
 	switches("mps", 4)
+	// Older than R580: memory is shared by files, which pods list.
+	logs, err := filepath.Glob(mpsRoot + "/GPU-*/log")
+	if err != nil || len(logs) == 0 {
+		t.Fatalf("no daemon has a log directory: %q, %v", logs, err)
+	}
+	for _, dir := range logs {
+		if err := os.WriteFile(filepath.Join(dir, "fault"), []byte("older"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
 	c.run(t, pod("mps-client", shared, 1))
 	client := c.podStates(t, []string{"mps-client"})
 	gpu := client["mps-client"].GPU
@@ -198,8 +208,8 @@ func (c *cluster) sharesByMPS(t *testing.T, name, gpu string, shares int, ceilin
 	}
 }
 
-// seesNoOtherUnit says whether the pod, a client of the unit, sees memory of other units' clients: the stand-in names the
-// files by user, server and client, and writes the unit into them.
+// seesNoOtherUnit says whether the pod, a client of the unit, sees memory of other units' clients: a stand-in
+// for an older daemon names the files by user and server, and writes the unit into them.
 func (c *cluster) seesNoOtherUnit(t *testing.T, name, unit string) {
 	t.Helper()
 	for _, line := range c.printed(t, name) {

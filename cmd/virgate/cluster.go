@@ -42,8 +42,8 @@ func clusterCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "cluster",
 		Usage: "shows the GPUs of all nodes of a cluster, and who holds them",
-		Description: "Reads Nodes and pods, and with the right to get pods/proxy each node's status page. Changes " +
-			"nothing.\n" +
+		Description: "Reads Nodes and pods, and with the right to port-forward to Virgate's pods each node's status " +
+			"page. Changes nothing.\n" +
 			"Under the name kubectl-virgate, the program is this command: kubectl virgate gpus.\n\n" +
 			"Example: virgate cluster nodes -l nvidia.com/device-plugin.config=inference",
 		Flags: []cli.Flag{
@@ -76,12 +76,12 @@ func clusterCommand(environment environment) *cli.Command {
 			},
 			&cli.DurationFlag{
 				Name:  "status-timeout",
-				Value: 2 * time.Second,
+				Value: 5 * time.Second,
 				Usage: "how long a node's status page may take; 0 reads none",
 			},
 			&cli.DurationFlag{
 				Name:  "all-timeout",
-				Value: 10 * time.Second,
+				Value: 30 * time.Second,
 				Usage: "how long all status pages together may take",
 			},
 			&cli.BoolFlag{
@@ -91,7 +91,7 @@ func clusterCommand(environment environment) *cli.Command {
 			},
 			&cli.StringFlag{
 				Name:   "serve",
-				Usage:  "show a page at this address, such as 127.0.0.1:8080, and keep it up to date",
+				Usage:  "show a page at this loopback address, such as 127.0.0.1:8080, and keep it up to date",
 				Action: clusterAddress,
 			},
 			&cli.BoolFlag{

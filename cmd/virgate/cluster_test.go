@@ -94,7 +94,7 @@ func TestCluster(t *testing.T) {
 func TestClusterRefuses(t *testing.T) {
 	for words, want := range map[string]string{
 		"-o xml": `--output "xml" is none of`, "--status-timeout -1s": "--status-timeout must not be less than 0", "--all-timeout 0s": "--all-timeout must be more than 0",
-		"--domain a/b": "--domain: expected a domain", "--serve 8080": "--serve: expected an address such as 127.0.0.1:8080", "n1": `no cluster command "n1"`, "--kubeconfig /none": "find the API server: ",
+		"--domain a/b": "--domain: expected a domain", "--serve 8080": "--serve: expected an address such as 127.0.0.1:8080", "--serve :8080": "--serve: the page is for this machine alone", "--serve 10.0.0.1:8080": "--serve: the page is for this machine alone", "n1": `no cluster command "n1"`, "--kubeconfig /none": "find the API server: ",
 	} {
 		var out, errors strings.Builder
 		code := run(t.Context(), append([]string{"virgate", "cluster"}, strings.Fields(words)...), os.LookupEnv, &out, &errors)

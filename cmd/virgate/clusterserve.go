@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -14,8 +15,14 @@ import (
 )
 
 func clusterAddress(_ context.Context, _ *cli.Command, address string) error {
-	if _, _, err := net.SplitHostPort(address); err != nil {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
 		return usageError{fmt.Errorf("--serve: expected an address such as 127.0.0.1:8080, got %q", address)}
+	}
+	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return usageError{fmt.Errorf(
+			"--serve: the page is for this machine alone: expected a loopback address such as 127.0.0.1:8080, got %q",
+			address)}
 	}
 	return nil
 }
@@ -29,7 +36,8 @@ func serveAlone(cmd *cli.Command) error {
 		return usageError{errors.New("--serve with --watch: the page keeps itself up to date; leave --watch out")}
 	case cmd.IsSet("output"):
 		return usageError{fmt.Errorf(
-			"--serve with --output %s: the page has everything, and as JSON at /api/v1/cluster", cmd.String("output"))}
+			"--serve with --output %s: the page has everything, and as JSON at api/v1/cluster below its address",
+			cmd.String("output"))}
 	case clusterPart(cmd) != "nodes":
 		return usageError{fmt.Errorf("--serve with %s: the page is of the cluster, %s --serve %s", nameOf(cmd),
 			cmd.Lineage()[1].FullName(), cmd.String("serve"))}
@@ -43,14 +51,15 @@ func serveCluster(ctx context.Context, notes io.Writer, address string, watcher 
 	if err != nil {
 		return fmt.Errorf("--serve: %w", err)
 	}
-	_, _ = fmt.Fprintf(notes, "The page is at http://%s/\n", listener.Addr())
-	if bound, ok := listener.Addr().(*net.TCPAddr); ok && !bound.IP.IsLoopback() {
-		_, _ = fmt.Fprintf(notes,
-			"note: %q is no loopback address: whoever reaches it sees the names of nodes, namespaces and pods, "+
-				"without a password; 127.0.0.1:8080 is for this machine alone\n", address)
+	if bound, ok := listener.Addr().(*net.TCPAddr); !ok || !bound.IP.IsLoopback() {
+		_ = listener.Close()
+		return fmt.Errorf("--serve: %q is %s here, which is no loopback address", address, listener.Addr())
 	}
+	// Other users of this machine may connect, too.
+	secret := rand.Text()
+	_, _ = fmt.Fprintf(notes, "The page is at http://%s/%s/\n", listener.Addr(), secret)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return watcher.Run(ctx) })
-	group.Go(func() error { return cluster.NewPage(watcher.Latest).Serve(ctx, listener) })
+	group.Go(func() error { return cluster.NewPage(watcher.Latest).Serve(ctx, listener, secret) })
 	return group.Wait()
 }

@@ -36,7 +36,7 @@ func TestClusterServeRefuses(t *testing.T) {
 
 // TestClusterServe: the page has the node once it is read, and ends without an error.
 func TestClusterServe(t *testing.T) {
-	for address, says := range map[string]string{"127.0.0.1:0": "", ":0": "whoever reaches it sees the names of nodes, namespaces and pods"} {
+	for _, address := range []string{"127.0.0.1:0", "localhost:0"} {
 		kubeconfig := clusterAPI(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -57,10 +57,9 @@ func TestClusterServe(t *testing.T) {
 			text, _ := io.ReadAll(said)
 			rest <- string(text)
 		}()
-		page = strings.Replace(page, "[::]", "localhost", 1)
 		tick := time.NewTicker(20 * time.Millisecond)
 		defer tick.Stop()
-		for text, end := "", time.Now().Add(time.Minute); !strings.Contains(text, `href="/nodes/n1"`); <-tick.C {
+		for text, end := "", time.Now().Add(time.Minute); !strings.Contains(text, `href="nodes/n1"`); <-tick.C {
 			if time.Now().After(end) {
 				t.Fatalf("%s: %s", page, text)
 			}
@@ -72,11 +71,16 @@ func TestClusterServe(t *testing.T) {
 			_ = answer.Body.Close()
 			text = string(body)
 		}
+		root, secret, _ := strings.Cut(strings.TrimPrefix(page, "http://"), "/")
+		answer, err := http.Get("http://" + root + "/") //nolint:noctx // The server is there.
+		if err != nil || answer.StatusCode != http.StatusForbidden || len(secret) < 20 {
+			t.Errorf("%s without the secret: %v %v", page, answer, err)
+		}
 		cancel()
 		if code := <-ended; code != 0 {
 			t.Errorf("exit code %d", code)
 		}
-		if got := <-rest; (got != "") != (says != "") || !strings.Contains(got, says) {
+		if got := <-rest; got != "" {
 			t.Errorf("%s: it says %q", address, got)
 		}
 	}

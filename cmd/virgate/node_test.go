@@ -100,7 +100,7 @@ func TestNodeErrors(t *testing.T) {
 		{"no trace", "trace:" + filepath.Join(t.TempDir(), "none"), 1, "no such file"},
 		{"a bad trace", "trace:" + write(t, `{"trace":1}`, `{"call":"Reset"}`), 1, `trace.jsonl: trace: line 2: no call "Reset"`},
 		{"no simulated node", "sim:dgx", 1, `no simulated node "dgx"`},
-		{"an unknown world", "sim:t4 --sim-world passthrough,moon", 2, `--sim-world: no world "moon": there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, persistence`},
+		{"an unknown world", "sim:t4 --sim-world passthrough,moon", 2, `--sim-world: no world "moon": there are unprivileged, monitor-only, passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, confidential, lazy, persistence`},
 		{"a client without a name", "sim:t4 --sim-world client=", 2, `no world "client="`},
 		{"an empty world", "sim:t4 --sim-world own-pids,", 2, `no world ""`},
 		{"a world for a driver", "nvml --sim-world passthrough", 2, `--sim-world "passthrough" goes with a simulated node, not with --node nvml`},

@@ -26,8 +26,8 @@ func planCommand(environment environment) *cli.Command {
 		},
 		&cli.StringFlag{
 			Name: "addr",
-			Usage: "with --from: the HTTP address of the node's running Virgate, to name the pods that a change " +
-				"waits for",
+			Usage: "with --from: the HTTP address of the node's running Virgate, on loopback, to name the pods " +
+				"that a change waits for",
 		},
 		&cli.BoolFlag{
 			Name: "dra",

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/rollout"
+	"github.com/virgate/virgate/test/portforward"
 )
 
 // forecastAPI is an API server whose nodes foresee that; those that foresee nothing have an older
@@ -35,22 +37,26 @@ func forecastAPI(t *testing.T, allowed bool, forecasts ...*nodereport.Forecast) 
 		}
 		pods = append(pods, `{"metadata":{"namespace":"gpu","name":"virgate-`+name+`","labels":{"app.kubernetes.io/name":"virgate"}},"spec":{"nodeName":"`+name+`","containers":[{"ports":[{"name":"http","containerPort":9400}]}]},
 			"status":{"conditions":[{"type":"Ready","status":"True"}]}}`)
-		if f == nil {
-			continue
-		}
-		if f.Node == "" {
+		if f != nil && f.Node == "" {
 			f.Node = name
 		}
 		text, err := json.Marshal(f)
 		if err != nil {
 			t.Fatal(err)
 		}
-		mux.HandleFunc("GET /api/v1/namespaces/gpu/pods/virgate-"+name+":9400/proxy/api/v1/forecast", func(w http.ResponseWriter, r *http.Request) {
-			if query := r.URL.Query(); query.Get("label") != "nvidia.com/device-plugin.config" || query.Get("value") != "new" {
-				t.Errorf("asked of %v", query)
+		asked := func(w http.ResponseWriter, r *http.Request) {
+			if f == nil {
+				http.NotFound(w, r)
+				return
 			}
-			w.Header().Set("Content-Type", "application/json")
+			query := r.URL.Query()
+			if r.URL.Path != "/api/v1/forecast" || query.Get("label") != "nvidia.com/device-plugin.config" || query.Get("value") != "new" {
+				t.Errorf("asked %v", r.URL)
+			}
 			_, _ = w.Write(text)
+		}
+		mux.HandleFunc("GET /api/v1/namespaces/gpu/pods/virgate-"+name+"/portforward", func(w http.ResponseWriter, r *http.Request) {
+			_ = portforward.Serve(w, r, func(string) (net.Conn, error) { return portforward.Pipe(http.HandlerFunc(asked)), nil })
 		})
 	}
 	answer("GET /api/v1/namespaces/{namespace}/configmaps", `{"kind":"ConfigMapList","apiVersion":"v1","items":[]}`)
@@ -137,7 +143,7 @@ func TestRolloutDryRunRefuses(t *testing.T) {
 	kubeconfig := forecastAPI(t, false, &nodereport.Forecast{}, nil)
 	for words, want := range map[string]string{
 		"-l nvidia.com/device-plugin.config --dry-run":                         "list Virgate's pods in the namespace virgate: ",
-		"-l nvidia.com/device-plugin.config --dry-run --virgate-namespace gpu": "you may not get pods/proxy in the namespace gpu",
+		"-l nvidia.com/device-plugin.config --dry-run --virgate-namespace gpu": "you may not get and create pods/portforward in the namespace gpu",
 		"-l nvidia.com/device-plugin.config --dry-run -o yaml":                 `--output "yaml" is neither table nor json`,
 		"-l nvidia.com/device-plugin.config -o json":                           "--output is for --dry-run",
 		"-l nvidia.com/device-plugin.config --virgate-namespace gpu":           "keep the rollout in the namespace gpu: ",

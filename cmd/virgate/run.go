@@ -52,7 +52,8 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		&cli.StringFlag{
 			Name:  "listen",
 			Value: ":9400",
-			Usage: "the HTTP address of /healthz, /readyz, /metrics, /plan and the page /status; empty for none",
+			Usage: "the HTTP address of /healthz, /readyz and /metrics, and by loopback of /plan and the page " +
+				"/status; empty for none",
 		},
 		&cli.BoolFlag{
 			Name: "listen-when-serving",

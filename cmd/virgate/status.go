@@ -32,7 +32,7 @@ func statusCommand() *cli.Command {
 			&cli.StringFlag{
 				Name:  "addr",
 				Value: "localhost:9400",
-				Usage: "the HTTP address of the running Virgate: its --listen",
+				Usage: "the HTTP address of the running Virgate, on loopback with the port of its --listen",
 			},
 			outputFlag("table"),
 		},
@@ -73,7 +73,8 @@ func getStatus(ctx context.Context, address, hint string) (status status.Status,
 	case err != nil:
 		return status, nil, fmt.Errorf("no Virgate answers at %s: %w%s", address, err, hint)
 	case code == http.StatusNotFound:
-		return status, nil, fmt.Errorf("%s has no status: is a Virgate listening there?", address)
+		return status, nil, fmt.Errorf("%s has no status: is a Virgate listening there? "+
+			"It answers on its loopback alone: use kubectl exec or port-forward", address)
 	case code != http.StatusOK:
 		return status, nil, fmt.Errorf("%s answers %d %s: %s", address, code, http.StatusText(code),
 			strings.TrimSpace(string(answer)))

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -177,5 +179,15 @@ func TestDialAddress(t *testing.T) {
 		if got != test.want || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 			t.Errorf("%q: got %q, %v", test.text, got, err)
 		}
+	}
+}
+
+// TestStatusElsewhere: an address without pages, as a pod's is, gets an error that says where they are.
+func TestStatusElsewhere(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	_, _, err := getStatus(t.Context(), server.Listener.Addr().String(), "")
+	if err == nil || !strings.HasSuffix(err.Error(), "It answers on its loopback alone: use kubectl exec or port-forward") {
+		t.Error(err)
 	}
 }

@@ -1,7 +1,7 @@
 // Package cluster reads what all Nodes of a cluster report about their GPUs, and which pods hold
 // them.
 //
-// It reads Nodes and pods and, with the right to pods/proxy, each node's status page. It writes
+// It reads Nodes and pods and, with the right to pods/portforward, each node's status page. It writes
 // nothing. The names of what Virgate writes to a Node come from internal/nodestatus, and the format
 // of a status page from internal/status.
 //

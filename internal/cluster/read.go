@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -8,10 +9,10 @@ import (
 	"fmt"
 	"io"
 	"iter"
+	"net"
 	"net/http"
+	"net/url"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,8 +39,8 @@ const (
 	// hold up the others.
 	atOnce, late = 32, 64
 	patience     = 250 * time.Millisecond
-	// maxStatus limits the size of a status page, in bytes.
-	maxStatus = 4 << 20
+	// maxStatus limits the size of a status page, maxHeader that of its header, in bytes.
+	maxStatus, maxHeader = 4 << 20, 64 << 10
 	// listTimeout limits the request for one page of a list.
 	listTimeout = 30 * time.Second
 )
@@ -81,6 +82,8 @@ func Config(path, context string) (config *rest.Config, namespace string, err er
 // Client reads from the API server.
 type Client struct {
 	core rest.Interface
+	// open opens a connection to a pod's status port. It is closed when the context ends.
+	open func(context.Context, Pod) (io.ReadWriteCloser, error)
 	// Lists and Pages count the requests: Lists for lists and access reviews, Pages for status
 	// pages.
 	Lists, Pages atomic.Int64
@@ -92,7 +95,11 @@ func NewClient(config *rest.Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{core: core}, nil
+	forward, err := newForwarder(config, core)
+	if err != nil {
+		return nil, fmt.Errorf("reach the API server: %w", err)
+	}
+	return &Client{core: core, open: forward.open}, nil
 }
 
 // Core returns a client of the API's core group for commands that users run. It has no rate limit,
@@ -225,15 +232,15 @@ func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version strin
 	return kept, list.ResourceVersion, err
 }
 
-// mayProxy returns why the user may not read status pages, or "" if allowed or unknown.
-func (c *Client) mayProxy(ctx context.Context, namespace string) string {
+// mayForward returns why the user may not read status pages, or "" if allowed or unknown.
+func (c *Client) mayForward(ctx context.Context, namespace string) string {
 	review := map[string]any{
 		"apiVersion": "authorization.k8s.io/v1",
 		"kind":       "SelfSubjectAccessReview",
 		"spec": map[string]any{"resourceAttributes": map[string]string{
-			"verb":        "get",
+			"verb":        "create", // Kubernetes needs it from 1.35 on; before that, get.
 			"resource":    "pods",
-			"subresource": "proxy",
+			"subresource": "portforward",
 			"namespace":   namespace,
 		}},
 	}
@@ -253,7 +260,7 @@ func (c *Client) mayProxy(ctx context.Context, namespace string) string {
 	if err != nil || json.Unmarshal(data, &answer) != nil || answer.Status.Allowed {
 		return ""
 	}
-	return "you may not get pods/proxy in the namespace " + namespace
+	return "you may not get and create pods/portforward in the namespace " + namespace
 }
 
 // virgatesOf returns Virgate's own pods by node.
@@ -302,7 +309,7 @@ func (c *Client) ask(
 	failed func(node, why string),
 ) (unread string) {
 	if len(virgates) > 0 {
-		unread = c.mayProxy(ctx, o.Namespace)
+		unread = c.mayForward(ctx, o.Namespace)
 		if unread != "" {
 			return unread
 		}
@@ -377,49 +384,65 @@ func give(places, waiting chan struct{}, after time.Duration) (done func()) {
 	}
 }
 
-// status reads the pod's status page through the API server's proxy.
+// status reads the pod's status page.
 func (c *Client) status(ctx context.Context, pod Pod, limit time.Duration) (*status.Status, error) {
 	var page status.Status
-	if err := c.get(ctx, pod, limit, "api/v1/status", nil, &page); err != nil {
+	if err := c.get(ctx, pod, limit, "/api/v1/status", &page); err != nil {
 		return nil, err
 	}
 	return &page, notOf(page.Node, pod)
 }
 
-// get reads a path of the pod through the API server's proxy.
-func (c *Client) get(
-	ctx context.Context,
-	pod Pod,
-	limit time.Duration,
-	path string,
-	query map[string]string,
-	into any,
-) error {
+// get reads a path of the pod through a connection to its loopback.
+func (c *Client) get(ctx context.Context, pod Pod, limit time.Duration, path string, into any) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("no answer within %s", limit))
 	defer cancel()
 	c.Pages.Add(1)
-	request := c.core.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name+":"+
-		strconv.Itoa(int(pod.StatusPort))).
-		SubResource("proxy").Suffix(path).SetHeader("Accept", "application/json").MaxRetries(0)
-	for name, value := range query {
-		request.Param(name, value)
-	}
-	body, err := request.Stream(ctx)
+	data, err := c.fetch(ctx, pod, path)
 	if err != nil {
 		return reason(ctx, err)
-	}
-	defer func() { _ = body.Close() }()
-	data, err := io.ReadAll(io.LimitReader(body, maxStatus+1))
-	if err != nil {
-		return reason(ctx, err)
-	}
-	if len(data) > maxStatus {
-		return fmt.Errorf("the answer is longer than %d bytes", maxStatus)
 	}
 	if err := json.Unmarshal(data, into); err != nil {
 		return fmt.Errorf("the answer is no status: %w", err)
 	}
 	return nil
+}
+
+func (c *Client) fetch(ctx context.Context, pod Pod, path string) ([]byte, error) {
+	connection, err := c.open(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = connection.Close() }()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Close = true
+	request.Header.Set("Accept", "application/json")
+	if err := request.Write(connection); err != nil {
+		return nil, err
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(io.LimitReader(connection, maxStatus+maxHeader)), request)
+	if err != nil {
+		return nil, fmt.Errorf("read the answer: %w", err)
+	}
+	defer func() { _ = answer.Body.Close() }()
+	switch answer.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return nil, errNotFound
+	default:
+		return nil, fmt.Errorf("its Virgate answers %d %s", answer.StatusCode, http.StatusText(answer.StatusCode))
+	}
+	data, err := io.ReadAll(io.LimitReader(answer.Body, maxStatus+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxStatus {
+		return nil, fmt.Errorf("the answer is longer than %d bytes", maxStatus)
+	}
+	return data, nil
 }
 
 // notOf returns an error if an answer is about another node than the pod's.
@@ -454,8 +477,8 @@ func (c *Client) Forecasts(
 	forecasts := map[string]nodereport.Forecast{}
 	unread := c.ask(ctx, o, nodes, virgatesOf(slices.Values(pods)), func(ctx context.Context, pod Pod) (func(), error) {
 		var f nodereport.Forecast
-		err := c.get(ctx, pod, o.StatusTimeout, "api/v1/forecast", map[string]string{"label": label, "value": value},
-			&f)
+		err := c.get(ctx, pod, o.StatusTimeout,
+			"/api/v1/forecast?"+url.Values{"label": {label}, "value": {value}}.Encode(), &f)
 		if errors.Is(err, errNotFound) {
 			err = errors.New("its Virgate is older and does not say, or has just ended")
 		}
@@ -468,10 +491,13 @@ func (c *Client) Forecasts(
 }
 
 // errNotFound: the pod or the path does not exist.
-var errNotFound = errors.New("the proxy answers 404 Not Found")
+var errNotFound = errors.New("the answer is 404 Not Found")
 
 // reason explains a missing answer in one line.
 func reason(ctx context.Context, err error) error {
+	if timeout, ok := errors.AsType[net.Error](err); ok && timeout.Timeout() {
+		<-ctx.Done() // A connection has the same deadline and may fail a moment earlier.
+	}
 	if ctx.Err() != nil {
 		return cmp.Or(context.Cause(ctx), err)
 	}
@@ -480,7 +506,7 @@ func reason(ctx context.Context, err error) error {
 		if code == http.StatusNotFound {
 			return errNotFound
 		}
-		return fmt.Errorf("the proxy answers %d %s", code, strings.TrimSpace(http.StatusText(code)))
+		return fmt.Errorf("the API server answers %d %s", code, http.StatusText(code))
 	}
 	return err
 }

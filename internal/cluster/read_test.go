@@ -3,7 +3,9 @@ package cluster
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -26,12 +28,13 @@ import (
 
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/test/portforward"
 )
 
 // limit is how long a test waits for what should come: the machine may be busy.
 const limit = 2 * time.Minute
 
-// api is an API server with Nodes and pods, whose proxy asks status.
+// api is an API server with Nodes and pods. Who has a port forwarded reaches status.
 type api struct {
 	nodes []corev1.Node
 	pods  []corev1.Pod
@@ -40,9 +43,9 @@ type api struct {
 	failures []corev1.Event
 	// status answers for a node; nil refuses.
 	status func(node string, w http.ResponseWriter, r *http.Request)
-	// denied are paths that are answered with 403; noProxy says that the review denies.
-	denied  []string
-	noProxy bool
+	// denied are paths that are answered with 403; noForward says that the review denies.
+	denied    []string
+	noForward bool
 	// encoded are whole pages that are sent as they are, by resource: for the benchmark.
 	encoded map[string][]byte
 
@@ -66,7 +69,16 @@ func (a *api) startInMemory(t testing.TB) *Client {
 	t.Helper()
 	a.requests = map[string]int{}
 	pipes := &pipeListener{connections: make(chan net.Conn), closed: make(chan struct{})}
-	return a.serve(t, &httptest.Server{Listener: pipes, Config: &http.Server{Handler: a}}, pipes.dial)
+	client := a.serve(t, &httptest.Server{Listener: pipes, Config: &http.Server{Handler: a}}, pipes.dial)
+	client.open = func(ctx context.Context, pod Pod) (io.ReadWriteCloser, error) {
+		if recorder := httptest.NewRecorder(); a.broken(recorder) {
+			return nil, errors.New("away")
+		}
+		connection := portforward.Pipe(a.virgate(pod.Node))
+		context.AfterFunc(ctx, func() { _ = connection.Close() })
+		return connection, nil
+	}
+	return client
 }
 
 func (a *api) serve(t testing.TB, server *httptest.Server, dial func(ctx context.Context, network, address string) (net.Conn, error)) *Client {
@@ -135,7 +147,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusForbidden)
 		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonForbidden, Code: 403, Message: kind + " is forbidden"})
 	case kind == "selfsubjectaccessreviews":
-		_, _ = fmt.Fprintf(w, `{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":%t}}`, !a.noProxy)
+		_, _ = fmt.Fprintf(w, `{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","status":{"allowed":%t}}`, !a.noForward)
 	case r.URL.Query().Get("watch") != "":
 		a.watch(kind, w, r)
 	case a.encoded[kind] != nil:
@@ -160,19 +172,36 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case kind == "events":
 		list := corev1.EventList{TypeMeta: metav1.TypeMeta{Kind: "EventList", APIVersion: "v1"}, Items: a.failures}
 		_ = json.NewEncoder(w).Encode(list)
-	case kind == "status" && strings.Contains(r.URL.Path, ":9400/proxy/api/v1/"):
-		a.mutex.Lock()
-		a.now++
-		a.most = max(a.most, a.now)
-		a.mutex.Unlock()
+	case kind == "portforward":
 		_, node, _ := strings.Cut(r.URL.Path, "/pods/virgate-")
-		a.status(node[:strings.IndexAny(node, ".:")], w, r)
-		a.mutex.Lock()
-		a.now--
-		a.mutex.Unlock()
+		_ = portforward.Serve(w, r, func(port string) (net.Conn, error) {
+			if port != "9400" {
+				return nil, fmt.Errorf("connect to port %s: connection refused", port)
+			}
+			return portforward.Pipe(a.virgate(node[:strings.IndexAny(node, "./")])), nil
+		})
 	default:
 		http.NotFound(w, r)
 	}
+}
+
+// virgate answers for the Virgate of a node.
+func (a *api) virgate(node string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/api/v1/status" || r.Host != "localhost" {
+			http.NotFound(w, r)
+			return
+		}
+		a.mutex.Lock()
+		a.requests["status"]++
+		a.now++
+		a.most = max(a.most, a.now)
+		a.mutex.Unlock()
+		a.status(node, w, r)
+		a.mutex.Lock()
+		a.now--
+		a.mutex.Unlock()
+	})
 }
 
 func pageOf[T any](all []T, r *http.Request) (items []T, next string) {
@@ -245,7 +274,7 @@ func TestSlowNodes(t *testing.T) {
 		if read := status.Page != nil; read != (i >= slow) {
 			t.Errorf("%s: read %t, %q", node.Name, read, status.Unread)
 		}
-		if want := "the proxy answers 503 Service Unavailable"; i < slow && status.Unread != want {
+		if want := "its Virgate answers 503 Service Unavailable"; i < slow && status.Unread != want {
 			t.Errorf("%s: %q, want %q", node.Name, status.Unread, want)
 		}
 	}
@@ -303,7 +332,7 @@ func TestWrongAnswers(t *testing.T) {
 		case "n0002":
 			_, _ = w.Write([]byte("<html>"))
 		case "n0003":
-			_, _ = w.Write([]byte(`{"version":"` + strings.Repeat("x", maxStatus) + `"}`))
+			_, _ = w.Write([]byte(`{"version":"` + strings.Repeat("x", 2*maxStatus) + `"}`))
 		default:
 			_ = json.NewEncoder(w).Encode(status.Status{Node: node})
 		}
@@ -317,7 +346,7 @@ func TestWrongAnswers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for node, want := range map[string]string{
-		"n0000": "the proxy answers 403 Forbidden", "n0001": `the answer is of node "n0009"`,
+		"n0000": "its Virgate answers 403 Forbidden", "n0001": `the answer is of node "n0009"`,
 		"n0002": "the answer is no status", "n0003": "the answer is longer than",
 		"n0004": "the node is not ready: NodeStatusUnknown",
 		"n0005": "no pod of Virgate is ready there in the namespace virgate", "n0006": "no pod of Virgate is ready there in the namespace virgate",
@@ -336,7 +365,7 @@ func TestWrongAnswers(t *testing.T) {
 
 // TestPages: lists come in pages, of which nothing is left out.
 func TestPages(t *testing.T) {
-	a := &api{noProxy: true}
+	a := &api{noForward: true}
 	a.fill(page + 1)
 	client := a.start(t)
 	s, err := client.Read(t.Context(), options)
@@ -352,7 +381,7 @@ func TestPages(t *testing.T) {
 	if slices.Contains(a.limits[:5], "") {
 		t.Errorf("limits %q", a.limits)
 	}
-	if s.StatusUnread != "you may not get pods/proxy in the namespace virgate" || a.asked("status") != 0 {
+	if s.StatusUnread != "you may not get and create pods/portforward in the namespace virgate" || a.asked("status") != 0 {
 		t.Errorf("%q, %d status pages", s.StatusUnread, a.asked("status"))
 	}
 }
@@ -377,7 +406,7 @@ func TestRights(t *testing.T) {
 // TestNames: only the nodes that are named, and the pods that are there or nowhere; a name that is
 // none is an error.
 func TestNames(t *testing.T) {
-	a := &api{noProxy: true}
+	a := &api{noForward: true}
 	a.fill(3)
 	a.pods[1].Spec.NodeName = ""
 	client := a.start(t)

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"compress/gzip"
 	"context"
+	"crypto/subtle"
 	"embed"
 	"encoding/json"
 	"fmt"
@@ -96,10 +97,10 @@ func NewPage(latest func() (*Snapshot, <-chan struct{})) *Page {
 	return p
 }
 
-// Serve answers on the listener until ctx ends.
-func (p *Page) Serve(ctx context.Context, listener net.Listener) error {
+// Serve answers below /secret/ on the listener, whose address must be loopback, until ctx ends.
+func (p *Page) Serve(ctx context.Context, listener net.Listener, secret string) error {
 	server := &http.Server{
-		Handler:           p.Handler(listener.Addr()),
+		Handler:           p.Handler(secret),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second,
 		WriteTimeout:      time.Minute,
@@ -113,10 +114,10 @@ func (p *Page) Serve(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
-// Handler answers GET and HEAD requests to that address. On a loopback address it requires a
-// request for localhost or a loopback address. Otherwise a site whose name points there could read
-// this page (DNS rebinding).
-func (p *Page) Handler(address net.Addr) http.Handler {
+// Handler answers GET and HEAD requests below /secret/, which other users of this machine do not
+// know. It requires a request for localhost or a loopback address. Otherwise a site whose name points
+// there could guess at this page (DNS rebinding).
+func (p *Page) Handler(secret string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", p.showAll)
 	mux.HandleFunc("GET /tiles", p.showTiles)
@@ -134,7 +135,7 @@ func (p *Page) Handler(address net.Addr) http.Handler {
 			send(w, r, data)
 		})
 	}
-	bound, _ := address.(*net.TCPAddr)
+	known := http.StripPrefix("/"+secret, mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range map[string]string{
 			"Content-Security-Policy":      servePolicy,
@@ -145,14 +146,19 @@ func (p *Page) Handler(address net.Addr) http.Handler {
 		} {
 			w.Header().Set(name, value)
 		}
-		if bound != nil && bound.IP.IsLoopback() && !isLoopback(r.Host) {
+		if !isLoopback(r.Host) {
 			http.Error(w, "this address answers for localhost only", http.StatusMisdirectedRequest)
+			return
+		}
+		given, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+		if subtle.ConstantTimeCompare([]byte(given), []byte(secret)) != 1 {
+			http.Error(w, "open the whole address that virgate cluster --serve has printed", http.StatusForbidden)
 			return
 		}
 		select {
 		case p.answers <- struct{}{}:
 			defer func() { <-p.answers }()
-			mux.ServeHTTP(w, r)
+			known.ServeHTTP(w, r)
 		default:
 			w.Header().Set("Retry-After", "1")
 			http.Error(w, "too many requests at a time", http.StatusServiceUnavailable)

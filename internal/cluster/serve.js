@@ -79,7 +79,7 @@ function take(html, whole) {
 async function ask() {
   const since = document.getElementById("head").dataset.version;
   try {
-    const answer = await fetch("/tiles?since=" + since, { signal: AbortSignal.timeout(30000) });
+    const answer = await fetch("tiles?since=" + since, { signal: AbortSignal.timeout(30000) });
     if (!answer.ok) throw new Error(answer.status + " " + answer.statusText);
     if (answer.status !== 204) {
       const html = await answer.text();

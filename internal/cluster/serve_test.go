@@ -4,7 +4,6 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -29,14 +28,14 @@ type served struct {
 func serve(t *testing.T, snapshot *Snapshot) *served {
 	s := &served{t: t, snapshot: snapshot}
 	s.page = NewPage(func() (*Snapshot, <-chan struct{}) { return s.snapshot, nil })
-	s.handler = s.page.Handler(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 8080})
+	s.handler = s.page.Handler("secret")
 	return s
 }
 
 // ask sends a request with the headers, which are names and values in turn.
 func (s *served) ask(method, path string, headers ...string) *http.Response {
 	s.t.Helper()
-	r := httptest.NewRequestWithContext(s.t.Context(), method, path, nil)
+	r := httptest.NewRequestWithContext(s.t.Context(), method, "/secret"+path, nil)
 	r.Host = "localhost:8080"
 	for i := 0; i < len(headers); i += 2 {
 		r.Header.Set(headers[i], headers[i+1])
@@ -83,29 +82,36 @@ func TestServeRefuses(t *testing.T) {
 			t.Errorf("%s: %v", path, answer.Header)
 		}
 	}
-	// Who has a name point at 127.0.0.1 gets nothing; on other addresses any name may be right.
+	// Who has a name point at 127.0.0.1 gets nothing, nor does who doesn't know the whole address.
 	for _, test := range []struct {
-		bound, host string
-		want        int
+		host, path string
+		want       int
 	}{
-		{"127.0.0.1", "localhost:99", 200},
-		{"127.0.0.1", "localhost", 200},
-		{"127.0.0.1", "127.0.0.1:8080", 200},
-		{"::1", "[::1]:8080", 200},
-		{"::1", "[::1]", 200},
-		{"127.0.0.1", "evil.example:8080", 421},
-		{"127.0.0.1", "localhost.evil.example", 421},
-		{"127.0.0.1", "10.0.0.1:8080", 421},
-		{"127.0.0.1", "", 421},
-		{"10.0.0.1", "gpus.example", 200},
-		{"::", "gpus.example", 200},
+		{"localhost:99", "/secret/", 200},
+		{"localhost", "/secret/", 200},
+		{"127.0.0.1:8080", "/secret/", 200},
+		{"[::1]:8080", "/secret/", 200},
+		{"[::1]", "/secret/", 200},
+		{"evil.example:8080", "/secret/", 421},
+		{"localhost.evil.example", "/secret/", 421},
+		{"10.0.0.1:8080", "/secret/", 421},
+		{"", "/secret/", 421},
+		{"localhost", "/", 403},
+		{"localhost", "/api/v1/cluster", 403},
+		{"localhost", "//api/v1/cluster", 403},
+		{"localhost", "/nodes/n1", 403},
+		{"localhost", "/serve.js", 403},
+		{"localhost", "/secre/api/v1/cluster", 403},
+		{"localhost", "/secret2/api/v1/cluster", 403},
+		{"localhost", "/./secret/../api/v1/cluster", 403},
+		{"localhost", "/?secret", 403},
 	} {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/api/v1/cluster", nil)
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, test.path, nil)
 		r.Host = test.host
 		w := httptest.NewRecorder()
-		s.page.Handler(&net.TCPAddr{IP: net.ParseIP(test.bound)}).ServeHTTP(w, r)
+		s.handler.ServeHTTP(w, r)
 		if w.Code != test.want || w.Code != 200 && strings.Contains(w.Body.String(), "n1") {
-			t.Errorf("bound to %s, asked for %q: %d, want %d", test.bound, test.host, w.Code, test.want)
+			t.Errorf("%s of %q: %d, want %d", test.path, test.host, w.Code, test.want)
 		}
 	}
 }

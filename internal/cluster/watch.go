@@ -154,7 +154,7 @@ func (w *Watcher) Run(parent context.Context) error {
 // review checks periodically whether status pages may be read.
 func (w *Watcher) review(ctx context.Context) {
 	for w.options.StatusTimeout > 0 {
-		denied := w.client.mayProxy(ctx, w.options.Namespace)
+		denied := w.client.mayForward(ctx, w.options.Namespace)
 		w.mutex.Lock()
 		w.changed = w.changed || denied != w.denied
 		w.reviewed, w.denied = true, denied
@@ -278,7 +278,7 @@ func (w *Watcher) due(now time.Time) (due []Pod, waits bool) {
 		}
 		waits = waits || page.status.Page == nil && (page.asking || page.due.IsZero())
 		of := strings.Join([]string{node.State, node.Generation, pod.Name}, " ")
-		// While the API server does not answer, neither does its proxy: the last page stays.
+		// While the API server does not answer, it forwards nothing either: the last page stays.
 		if page.asking || w.nodes.failure != nil || now.Before(page.due) && page.of == of {
 			continue
 		}

@@ -384,7 +384,7 @@ func TestWatchPace(t *testing.T) {
 
 // TestWatchExpired: what the server has forgotten is listed again, and nothing of it is missed.
 func TestWatchExpired(t *testing.T) {
-	a := &api{noProxy: true}
+	a := &api{noForward: true}
 	a.fill(2)
 	w, _ := started(t, a.start(t), options, nil)
 	a.settled(t, w)
@@ -512,11 +512,11 @@ func TestWatchRights(t *testing.T) {
 	if !strings.HasPrefix(s.PodsUnread, "list pods: pods is forbidden") || s.Lost != "" || len(s.Statuses) != 0 || len(s.Nodes) != 1 {
 		t.Errorf("%+v", s)
 	}
-	a = &api{denied: []string{"watch pods"}, noProxy: true}
+	a = &api{denied: []string{"watch pods"}, noForward: true}
 	a.fill(1)
 	w, _ = started(t, a.start(t), options, nil)
 	s = until(t, w, "the note", func(s Snapshot) bool { return s.Lost != "" })
-	if !strings.Contains(s.Lost, "watch pods: pods is forbidden") || len(s.Pods) != 2 || s.StatusUnread != "you may not get pods/proxy in the namespace virgate" {
+	if !strings.Contains(s.Lost, "watch pods: pods is forbidden") || len(s.Pods) != 2 || s.StatusUnread != "you may not get and create pods/portforward in the namespace virgate" {
 		t.Errorf("%+v", s)
 	}
 }
@@ -524,7 +524,7 @@ func TestWatchRights(t *testing.T) {
 // TestWatchNames: the named nodes and the pods there; a name that is none is an error at first, and
 // none when the node was there.
 func TestWatchNames(t *testing.T) {
-	a := &api{noProxy: true}
+	a := &api{noForward: true}
 	a.fill(3)
 	client := a.start(t)
 	o := options

@@ -88,7 +88,7 @@ type address struct {
 	// what and listens are words for people, and config is as in HTTP.ConfigFile.
 	what, listens, text, config string
 	may                         <-chan struct{}
-	handler                     func() *http.ServeMux
+	handler                     func() http.Handler
 	// unserved is why the address is not served; nil while it is.
 	unserved atomic.Pointer[error]
 }
@@ -103,7 +103,7 @@ func New(options Options) *Server {
 			text:    s.Listen,
 			config:  s.ConfigFile,
 			may:     s.May,
-			handler: s.Handler,
+			handler: s.handler,
 		})
 	}
 	if s.HealthListen != "" {
@@ -111,7 +111,7 @@ func New(options Options) *Server {
 			what:    "health",
 			listens: "health listens",
 			text:    s.HealthListen,
-			handler: s.healthHandler,
+			handler: func() http.Handler { return split(probes(s.ready), probes(s.readyWithoutReasons)) },
 		})
 	}
 	return s
@@ -252,10 +252,11 @@ func (s *Server) serve(ctx context.Context, listener net.Listener, handler http.
 	return toolkit.Serve(listener, server, &toolkit.FlagConfig{WebConfigFile: &config}, s.Logger)
 }
 
-func (s *Server) healthHandler() *http.ServeMux {
+// probes returns the handler of the kubelet's probes.
+func probes(ready http.HandlerFunc) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("GET /readyz", s.ready)
+	mux.HandleFunc("GET /readyz", ready)
 	return mux
 }
 
@@ -276,24 +277,75 @@ func limited(handler http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// Handler returns the handler for all paths.
-func (s *Server) Handler() *http.ServeMux {
+// handler serves all paths on loopback, where kubectl port-forward connects after the API server has
+// authorized it. Every pod of the cluster may reach the other addresses, so they serve only probes and
+// metrics.
+func (s *Server) handler() http.Handler {
+	metrics := s.metrics()
+	all := s.pages(metrics)
+	open := probes(s.readyWithoutReasons)
+	open.Handle("GET /metrics", metrics)
+	open.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, onlyLoopback, http.StatusNotFound)
+	})
+	return split(all, open)
+}
+
+// split serves all to loopback requests and open to others.
+func split(all, open http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if byLoopback(r) {
+			all.ServeHTTP(w, r)
+			return
+		}
+		open.ServeHTTP(w, r)
+	})
+}
+
+const onlyLoopback = "only /metrics, /healthz and /readyz are served here; for the pages, run kubectl port-forward " +
+	"to this pod and port, and open localhost"
+
+// byLoopback reports whether a request came to a loopback address and its Host names one. The kernel
+// drops packets from outside to such an address, and the Host excludes a site whose name points there
+// (DNS rebinding).
+func byLoopback(r *http.Request) bool {
+	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && local.IP.IsLoopback() && isLoopback(r.RemoteAddr) && isLoopback(r.Host)
+}
+
+// isLoopback reports whether a host, with or without a port, is localhost or a loopback address.
+func isLoopback(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+func (s *Server) metrics() http.Handler {
 	registry := s.Node.Metrics()
-	mux := s.healthHandler()
-	mux.HandleFunc("GET /plan", limited(s.showPlan))
-	mux.HandleFunc("GET /status", limited(s.showPage()))
-	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
-	mux.HandleFunc("GET /api/v1/status",
-		limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
-	mux.HandleFunc("GET /api/v1/forecast", s.showForecast())
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{
+	return promhttp.HandlerFor(registry, promhttp.HandlerOpts{
 		Registry:            registry,
 		MaxRequestsInFlight: maxRequests,
 		CoalesceGather:      true,
 		// An error in one series is no reason to lose the others.
 		ErrorHandling: promhttp.ContinueOnError,
 		ErrorLog:      slog.NewLogLogger(s.Logger.Handler(), slog.LevelWarn),
-	}))
+	})
+}
+
+// Handler returns the handler for all paths, whoever asks.
+func (s *Server) Handler() *http.ServeMux { return s.pages(s.metrics()) }
+
+func (s *Server) pages(metrics http.Handler) *http.ServeMux {
+	mux := probes(s.ready)
+	mux.HandleFunc("GET /plan", limited(s.showPlan))
+	mux.HandleFunc("GET /status", limited(s.showPage()))
+	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
+	mux.HandleFunc("GET /api/v1/status",
+		limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
+	mux.HandleFunc("GET /api/v1/forecast", s.showForecast())
+	mux.Handle("GET /metrics", metrics)
 	if s.Profiling { // For go tool pprof, within the 30 s that an answer may take.
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -318,6 +370,15 @@ func (s *Server) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 }
 
+// readyWithoutReasons answers only the code of ready, because the reasons name pods and profiles.
+func (s *Server) readyWithoutReasons(w http.ResponseWriter, _ *http.Request) {
+	if len(s.Node.Unready()) > 0 {
+		http.Error(w, "not ready; virgate status in this container says why", http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = fmt.Fprintln(w, "ok")
+}
+
 func (s *Server) showPlan(w http.ResponseWriter, _ *http.Request) {
 	plan, known := s.Node.Plan()
 	if !known {
@@ -329,8 +390,7 @@ func (s *Server) showPlan(w http.ResponseWriter, _ *http.Request) {
 
 const (
 	// forecastTimeout is how long the kubelet and the driver may take for a forecast. forecastPause
-	// is the shortest time between two forecasts: a forecast may make the driver list partitions,
-	// and any pod may reach HTTP.
+	// is the shortest time between two forecasts: a forecast may make the driver list partitions.
 	forecastTimeout = 5 * time.Second
 	forecastPause   = 200 * time.Millisecond
 )

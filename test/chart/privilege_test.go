@@ -35,12 +35,27 @@ func TestPrivileges(t *testing.T) {
 	}, without); diff != "" {
 		t.Errorf("the default values (-want +got):\n%s", diff)
 	}
+	for _, test := range valuesWithRights() {
+		t.Run(test.values, func(t *testing.T) {
+			with := privileges(t, test.values)
+			got := [2][]string{less(with, without), less(without, with)}
+			if diff := cmp.Diff([2][]string{test.more, test.fewer}, got); diff != "" {
+				t.Errorf("more and fewer (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// rightsOfValues is what values ask for, more and fewer than the default ones.
+type rightsOfValues struct {
+	values      string
+	more, fewer []string
+}
+
+func valuesWithRights() []rightsOfValues {
 	admin, visible := []string{"capability SYS_ADMIN"}, []string{"/dev/null, read-only"} // Instead of the one the other.
 	confined := []string{"/dev/null, read-only", "no escalation", "no privilege", "read-only root", "seccomp RuntimeDefault", "uid 0, capabilities dropped"}
-	for _, test := range []struct {
-		values      string
-		more, fewer []string
-	}{
+	return []rightsOfValues{
 		{"deviceListStrategy: cdi-cri", []string{"/, read-only", "/var/run/cdi"}, nil},
 		{"cdi: {specs: true}", []string{"/, read-only", "/var/run/cdi"}, nil},
 		{"{deviceListStrategy: cdi-cri, nvidiaDriverRoot: /run/nvidia/driver}", []string{"/, read-only", "/run/nvidia, read-only", "/run/nvidia/driver, read-only", "/var/run/cdi"}, nil},
@@ -90,14 +105,6 @@ func TestPrivileges(t *testing.T) {
 		{"featureLabels: {output: nfd-file}", nil, nil},
 		{"featureLabels: {enabled: true, output: nfd-file}", []string{"/etc/kubernetes/node-feature-discovery/features.d"}, nil},
 		{"featureLabels: {enabled: true, output: nfd-api}", []string{"Role nodefeatures get,create,update", "Role pods get"}, nil},
-	} {
-		t.Run(test.values, func(t *testing.T) {
-			with := privileges(t, test.values)
-			got := [2][]string{less(with, without), less(without, with)}
-			if diff := cmp.Diff([2][]string{test.more, test.fewer}, got); diff != "" {
-				t.Errorf("more and fewer (-want +got):\n%s", diff)
-			}
-		})
 	}
 }
 

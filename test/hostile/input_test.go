@@ -353,7 +353,7 @@ func TestSlowClients(t *testing.T) {
 	var slow []net.Conn
 	for range 1500 {
 		connection := dial(t, "tcp", p.address())
-		_, _ = fmt.Fprintf(connection, "GET /status HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+		_, _ = fmt.Fprintf(connection, "GET /status HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
 		slow = append(slow, connection)
 	}
 	for _, path := range []string{"/healthz", "/readyz", "/status", "/metrics", "/api/v1/status"} {
@@ -385,9 +385,9 @@ func TestHugeRequests(t *testing.T) {
 		name, request string
 		want          int
 	}{
-		{"a header", "GET /status HTTP/1.1\r\nHost: x\r\nX-Long: " + long + "\r\n\r\n", http.StatusRequestHeaderFieldsTooLarge},
+		{"a header", "GET /status HTTP/1.1\r\nHost: localhost\r\nX-Long: " + long + "\r\n\r\n", http.StatusRequestHeaderFieldsTooLarge},
 		{"an address", "GET /" + long + " HTTP/1.1\r\nHost: x\r\n\r\n", http.StatusRequestHeaderFieldsTooLarge},
-		{"a body", "POST /status HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n" + long, http.StatusMethodNotAllowed},
+		{"a body", "POST /status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n" + long, http.StatusMethodNotAllowed},
 		{"no HTTP", long, http.StatusRequestHeaderFieldsTooLarge},
 		{"another protocol", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", http.StatusBadRequest},
 	} {

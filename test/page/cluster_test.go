@@ -2,7 +2,6 @@ package page
 
 import (
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -96,7 +95,7 @@ new PerformanceObserver(tell).observe({ type: "measure" });
 new PerformanceObserver(tell).observe({ type: "longtask", buffered: true });
 const hold = document.createElement("link");
 hold.rel = "stylesheet";
-hold.href = "/hold.css";
+hold.href = "hold.css";
 document.head.append(hold);
 `
 
@@ -111,22 +110,22 @@ func clusterPage(t *testing.T, count int, watch bool) (address string) {
 	enough := make(chan struct{})
 	var snapshot atomic.Pointer[cluster.Snapshot]
 	snapshot.Store(clusterOf(count, 0))
-	handler := cluster.NewPage(func() (*cluster.Snapshot, <-chan struct{}) { return snapshot.Load(), nil }).Handler(&net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	handler := cluster.NewPage(func() (*cluster.Snapshot, <-chan struct{}) { return snapshot.Load(), nil }).Handler("secret")
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
-		case "/tiles":
+		case "/secret/tiles":
 			round := asked.Add(1)
 			if snapshot.Store(clusterOf(count, int(round))); round == refreshes {
 				close(enough)
 			}
-		case "/hold.css":
+		case "/secret/hold.css":
 			w.Header().Set("Content-Type", "text/css")
 			select {
 			case <-enough:
 			case <-r.Context().Done():
 			}
 			return
-		case "/serve.js":
+		case "/secret/serve.js":
 			r.Header.Del("Accept-Encoding")
 			defer func() {
 				if watch {
@@ -146,7 +145,7 @@ func TestClusterPage(t *testing.T) {
 	path := chromium(t)
 	for _, count := range []int{1, 50, repeat.Times(300, 1000)} {
 		t.Run(strconv.Itoa(count), func(t *testing.T) {
-			b := browser{t, path, clusterPage(t, count, true), "/"}
+			b := browser{t, path, clusterPage(t, count, true), "/secret/"}
 			document, complaints := b.run("--dump-dom")
 			if got := strings.Count(document, `<article class="tile"`); got != count {
 				t.Errorf("%d tiles", got)
@@ -172,7 +171,7 @@ func TestClusterPage(t *testing.T) {
 				if folder == "" {
 					folder = t.TempDir()
 				}
-				b.page = look.path
+				b.page = "/secret" + look.path
 				picture := filepath.Join(folder, fmt.Sprintf("cluster-%d-%s.png", count, look.name))
 				b.run("--window-size="+look.size, "--blink-settings=preferredColorScheme="+look.scheme, "--screenshot="+picture)
 				if dark := isDark(t, picture); dark != (look.name == "dark") {
@@ -187,7 +186,7 @@ func TestClusterPage(t *testing.T) {
 			"?q=gpu-0007": "1 of 50", "?q=WORKER-6-": "1 of 50", "?q=h100+inference": "49 of 50", "?state=rejected": "2 of 50", "?state=pending": "2 of 50",
 			"?q=none-such": "0 of 50", "?state=rejected&q=gpu-0030&group=model": "1 of 50",
 		} {
-			document, _ := browser{t, path, address, "/" + query}.run("--dump-dom")
+			document, _ := browser{t, path, address, "/secret/" + query}.run("--dump-dom")
 			if !strings.Contains(document, ">"+want+" nodes</output>") {
 				t.Errorf("%s: want %s, got %s", query, want, regexp.MustCompile(`>[^<]*</output>`).FindString(document))
 			}

@@ -115,8 +115,9 @@ mps:
 nameOverride: ""
 namespaceOverride: ""
 networkPolicy:
-    enabled: false
+    enabled: null
     from: []
+    namespaces: []
 node: auto
 nvidiaDevRoot: null
 nvidiaDriverRoot: null

@@ -44,7 +44,6 @@ func testClusterView(t *testing.T, s *server) { playClusterView(t, s, 100, 3) }
 // of a running Virgate, twice: the second time one in twenty is dead or does not answer.
 func playClusterView(t *testing.T, s *server, count, podsEach int) {
 	binary, kubeconfig := buildVirgate(t), s.kubeconfig(t)
-	address := outsideAddress(t)
 	// Nodes of three kinds, one after the other.
 	kinds := []nodeKind{{"sim:dgx-a100", 8}, {"sim:t4x2", 2}, {"sim:h100x2", 2}}
 	pages := make([]map[string]any, len(kinds))
@@ -52,7 +51,7 @@ func playClusterView(t *testing.T, s *server, count, podsEach int) {
 		pages[i] = statusPage(t, binary, kind)
 	}
 	s.makeNodes(t, count, "a")
-	ready := []byte(`{"status":{"conditions":[{"type":"Ready","status":"True"}],"capacity":{"nvidia.com/gpu":"32"},"allocatable":{"nvidia.com/gpu":"32"}}}`)
+	ready := []byte(`{"status":{"conditions":[{"type":"Ready","status":"True"}],"capacity":{"nvidia.com/gpu":"32"},"allocatable":{"nvidia.com/gpu":"32"},` + forwardPorts(t) + `}}`)
 	pods := s.admin.CoreV1().Pods("default")
 	eachNode(t, count, func(name string) error {
 		_, err := s.admin.CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, ready, metav1.PatchOptions{}, "status")
@@ -72,7 +71,7 @@ func playClusterView(t *testing.T, s *server, count, podsEach int) {
 	})
 	answers := make(map[string]*statusServer, count)
 	for i := range count {
-		answers[nodeName(i)] = serveStatus(t, address, nodeName(i), pages[i%len(pages)])
+		answers[nodeName(i)] = serveStatus(t, nodeName(i), pages[i%len(pages)])
 	}
 	eachNode(t, count, func(name string) error {
 		pod := &corev1.Pod{
@@ -84,13 +83,14 @@ func playClusterView(t *testing.T, s *server, count, podsEach int) {
 		if _, err := pods.Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 			return err
 		}
-		running := fmt.Appendf(nil, `{"status":{"phase":"Running","podIP":%q,"podIPs":[{"ip":%q}],"conditions":[{"type":"Ready","status":"True"}]}}`, address, address)
+		running := []byte(`{"status":{"phase":"Running","conditions":[{"type":"Ready","status":"True"}]}}`)
 		_, err := pods.Patch(t.Context(), pod.Name, types.StrategicMergePatchType, running, metav1.PatchOptions{}, "status")
 		return err
 	})
 
 	shown := func(what, table string) (view clusterView, said string) {
-		command := exec.Command(binary, "cluster", table, "-o", "json", "-v", "--virgate-namespace", "default", "--kubeconfig", kubeconfig)
+		command := exec.Command(binary, "cluster", table, "-o", "json", "-v", "--virgate-namespace", "default", "--kubeconfig", kubeconfig,
+			"--status-timeout", "20s", "--all-timeout", "5m")
 		var output, told bytes.Buffer
 		command.Stdout, command.Stderr = &output, &told
 		began := time.Now()
@@ -261,9 +261,9 @@ type statusServer struct {
 	hangs atomic.Bool
 }
 
-func serveStatus(t *testing.T, address, node string, page map[string]any) *statusServer {
+func serveStatus(t *testing.T, node string, page map[string]any) *statusServer {
 	t.Helper()
-	listener, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"net"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -29,6 +30,7 @@ func testForecast(t *testing.T, s *server) {
 	const shared, small, big = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.6gb", "nvidia.com/mig-2g.12gb"
 	c := &commandLine{t: t, binary: buildVirgate(t), kubeconfig: s.kubeconfig(t)}
 	address := outsideAddress(t)
+	ready := []byte(`{"status":{"conditions":[{"type":"Ready","status":"True"}],` + forwardPorts(t) + `}}`)
 	s.setProfiles(map[string]string{
 		"a":   document("4"),
 		"b":   "version: v1\nsharing: {timeSlicing: {renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 8}]}}\n",
@@ -37,9 +39,9 @@ func testForecast(t *testing.T, s *server) {
 	start := func(name, profile, gpus string) *program {
 		port := freePort(t)
 		s.setNode(name, profile)
-		_, err := s.admin.CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, []byte(`{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`), metav1.PatchOptions{}, "status")
+		_, err := s.admin.CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, ready, metav1.PatchOptions{}, "status")
 		s.must(err)
-		p := s.run(t, name, gpus, func(o *daemon.Options) { o.Listen = net.JoinHostPort(address, strconv.Itoa(port)) })
+		p := s.run(t, name, gpus, func(o *daemon.Options) { o.Listen = ":" + strconv.Itoa(port) })
 		pod := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: "virgate-" + name, Labels: map[string]string{"app.kubernetes.io/name": "virgate"}},
 			Spec: corev1.PodSpec{NodeName: name, Containers: []corev1.Container{{
@@ -83,6 +85,7 @@ func testForecast(t *testing.T, s *server) {
 		}
 		return all
 	}
+	notFromOutside(t, s, "virgate-cut-0")
 	before := state()
 	// Asked again while a node does not answer in time, or the kubelet has not listed a pod yet.
 	plan := func(code, waiting int, arguments ...string) (f rollout.Forecast) {
@@ -140,5 +143,32 @@ func testForecast(t *testing.T, s *server) {
 	}
 	if diff := cmp.Diff(before, state()); diff != "" {
 		t.Errorf("something was written (-before +after):\n%s", diff)
+	}
+}
+
+// notFromOutside: what comes by the pod's address, as the API server's proxy does, gets metrics and no page.
+func notFromOutside(t *testing.T, s *server, pod string) {
+	t.Helper()
+	got, err := s.admin.CoreV1().Pods("default").Get(t.Context(), pod, metav1.GetOptions{})
+	s.must(err)
+	name := fmt.Sprint(pod, ":", got.Spec.Containers[0].Ports[0].ContainerPort)
+	for path, want := range map[string]int{
+		"metrics":          http.StatusOK,
+		"healthz":          http.StatusOK,
+		"api/v1/status":    http.StatusNotFound,
+		"api/v1/forecast":  http.StatusNotFound,
+		"status":           http.StatusNotFound,
+		"plan":             http.StatusNotFound,
+		"debug/pprof/heap": http.StatusNotFound,
+	} {
+		var code int
+		err := s.admin.CoreV1().RESTClient().Get().Namespace("default").Resource("pods").Name(name).SubResource("proxy").
+			Suffix(path).Do(t.Context()).StatusCode(&code).Error()
+		if apierrors.IsNotFound(err) { // Which sets no code.
+			code = http.StatusNotFound
+		}
+		if code != want {
+			t.Errorf("%s through the API server's proxy: %d, want %d: %v", path, code, want, err)
+		}
 	}
 }

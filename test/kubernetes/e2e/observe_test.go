@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -85,10 +87,45 @@ func processes(t *testing.T, pod *v1.Pod, name ...string) []int {
 	return found
 }
 
-// fetch is what the pod answers over HTTP at the path.
+// fetch is what the pod answers over HTTP at the path, to other pods.
 func fetch(pod *v1.Pod, path string) (string, error) {
 	client := http.Client{Timeout: time.Minute}
-	response, err := client.Get("http://" + net.JoinHostPort(pod.Status.PodIP, "9400") + path)
+	return fetchFrom(client, net.JoinHostPort(pod.Status.PodIP, "9400"), path)
+}
+
+// fetchInside is what the pod answers by its loopback, where port-forwards arrive: without an API server, too.
+func fetchInside(t *testing.T, pod *v1.Pod, path string) (string, error) {
+	t.Helper()
+	found := processes(t, pod, "virgate")
+	if len(found) == 0 {
+		return "", fmt.Errorf("pod %s has no process", pod.Name)
+	}
+	dial := func(_ context.Context, network, address string) (connection net.Conn, err error) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			runtime.LockOSThread() // The thread ends with this goroutine, and with it its network.
+			var namespace *os.File
+			if namespace, err = os.Open(fmt.Sprintf("/proc/%d/ns/net", found[0])); err != nil {
+				return
+			}
+			defer func() { _ = namespace.Close() }()
+			if err = unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err == nil {
+				connection, err = net.Dial(network, address)
+			}
+		}()
+		<-done
+		return connection, err
+	}
+	client := http.Client{
+		Timeout:   time.Minute,
+		Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true},
+	}
+	return fetchFrom(client, "127.0.0.1:9400", path)
+}
+
+func fetchFrom(client http.Client, address, path string) (string, error) {
+	response, err := client.Get("http://" + address + path)
 	if err != nil {
 		return "", err
 	}

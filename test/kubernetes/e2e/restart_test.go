@@ -322,9 +322,12 @@ func (c *cluster) answers(t *testing.T, plugin *v1.Pod) {
 	t.Helper()
 	for _, path := range []string{"/healthz", "/readyz", "/status", "/api/v1/status"} {
 		c.await(t, "an answer from "+path, func() error {
-			_, err := fetch(plugin, path)
+			_, err := fetchInside(t, plugin, path)
 			return err
 		})
+	}
+	if page, err := fetch(plugin, "/api/v1/status"); err == nil || !strings.Contains(err.Error(), "404 Not Found") {
+		t.Errorf("other pods get the status: %v %s", err, page)
 	}
 }
 

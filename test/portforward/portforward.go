@@ -1,0 +1,119 @@
+// Package portforward is the other side of kubectl port-forward, for tests without an API server and a
+// kubelet: a WebSocket, SPDY in it, and two streams for each connection.
+package portforward
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/gorilla/websocket"
+	corev1 "k8s.io/api/core/v1"
+	protocol "k8s.io/apimachinery/pkg/util/portforward"
+	"k8s.io/client-go/tools/portforward"
+	"k8s.io/streaming/pkg/httpstream"
+	"k8s.io/streaming/pkg/httpstream/spdy"
+)
+
+// Serve answers a request for pods/portforward with a connection to one port of the pod, which dial makes. The
+// client is told of dial's error as the kubelet tells it. Serve returns when the client or the pod has gone.
+func Serve(w http.ResponseWriter, r *http.Request, dial func(port string) (net.Conn, error)) error {
+	upgrader := websocket.Upgrader{Subprotocols: []string{protocol.WebsocketsSPDYTunnelingPortForwardV1}}
+	socket, err := upgrader.Upgrade(w, r, nil)
+	if err != nil {
+		return err
+	}
+	streams := make(chan httpstream.Stream, 2)
+	take := func(stream httpstream.Stream, replied <-chan struct{}) error {
+		go func() {
+			<-replied
+			streams <- stream
+		}()
+		return nil
+	}
+	client, err := spdy.NewServerConnection(portforward.NewTunnelingConnection("server", socket), take)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }()
+	found := map[string]httpstream.Stream{}
+	for len(found) < 2 {
+		select {
+		case stream := <-streams:
+			found[stream.Headers().Get(corev1.StreamType)] = stream
+		case <-client.CloseChan():
+			return nil
+		}
+	}
+	failures, data := found[corev1.StreamTypeError], found[corev1.StreamTypeData]
+	if failures == nil || data == nil {
+		return fmt.Errorf("streams %v, want one for data and one for errors", found)
+	}
+	pod, err := dial(data.Headers().Get(corev1.PortHeader))
+	if err != nil {
+		_, _ = fmt.Fprintln(failures, err)
+	} else {
+		var copying sync.WaitGroup
+		copying.Go(func() { _, _ = io.Copy(pod, data) })
+		gone := make(chan struct{})
+		copying.Go(func() {
+			_, _ = io.Copy(data, pod)
+			close(gone)
+		})
+		select {
+		case <-gone:
+		case <-client.CloseChan():
+		}
+		_ = pod.Close()
+		defer copying.Wait()
+	}
+	_, _ = failures.Close(), data.Close()
+	<-client.CloseChan() // It reads the rest first.
+	return client.Close()
+}
+
+// Pipe is a connection to a server that has this one alone.
+func Pipe(handler http.Handler) net.Conn {
+	ours, theirs := net.Pipe()
+	listener := &single{connections: make(chan net.Conn, 1)}
+	listener.connections <- theirs
+	server := &http.Server{
+		Handler:           handler,
+		ReadHeaderTimeout: time.Minute,
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateClosed || state == http.StateHijacked {
+				listener.end()
+			}
+		},
+	}
+	go func() { _ = server.Serve(listener) }() // It ends with the connection.
+	return ours
+}
+
+// single is a listener with one connection.
+type single struct {
+	connections chan net.Conn
+	once        sync.Once
+}
+
+func (s *single) end() { s.once.Do(func() { close(s.connections) }) }
+
+// Accept returns the connection, and then an error when it has ended.
+func (s *single) Accept() (net.Conn, error) {
+	if connection, ok := <-s.connections; ok {
+		return connection, nil
+	}
+	return nil, net.ErrClosed
+}
+
+// Close lets Accept return.
+func (s *single) Close() error {
+	s.end()
+	return nil
+}
+
+// Addr is no address.
+func (*single) Addr() net.Addr { return &net.UnixAddr{Name: "single", Net: "unix"} }

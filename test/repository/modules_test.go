@@ -1,0 +1,44 @@
+package repository
+
+import (
+	"encoding/json"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestModulesOfTests holds which modules go.mod requires for tests alone. Who checks the program for
+// vulnerabilities has to look at all that is in there; test/chart, test/kubernetes and cmd/image have modules of their own.
+func TestModulesOfTests(t *testing.T) {
+	run := func(arguments ...string) []byte {
+		command := exec.CommandContext(t.Context(), "go", arguments...)
+		command.Dir = repository
+		output, err := command.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return output
+	}
+	var file struct {
+		Require []struct {
+			Path     string
+			Indirect bool
+		}
+	}
+	if err := json.Unmarshal(run("mod", "edit", "-json"), &file); err != nil {
+		t.Fatal(err)
+	}
+	linked := strings.Fields(string(run("list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "./cmd/virgate")))
+	var tests []string
+	for _, module := range file.Require {
+		if !module.Indirect && !slices.Contains(linked, module.Path) {
+			tests = append(tests, module.Path)
+		}
+	}
+	if diff := cmp.Diff([]string{"github.com/google/go-cmp", "github.com/rogpeppe/go-internal"}, tests); diff != "" {
+		t.Errorf("modules that only tests need (-want +got): give their tests a module of its own, as test/chart has:\n%s", diff)
+	}
+}

@@ -342,7 +342,7 @@ func (t *text) clusterNodes(v cluster.View, wide bool) {
 			if r.Name == "" {
 				cells = append(cells, "-", "-", "-", "-", "-")
 			} else {
-				cells = append(cells, r.Name, r.Allocatable, count(r.Held), count(r.Free), r.Ill)
+				cells = append(cells, r.Name, r.Allocatable, count(r.Held), count(r.Free), r.Unhealthy)
 			}
 			cells = append(cells, layoutText(n))
 			if wide {

@@ -97,7 +97,7 @@ func (s *screen) until(t *testing.T, from int, text string) (length int) {
 func TestClusterWatch(t *testing.T) {
 	for _, test := range []struct{ words, first, changed, gone string }{
 		{"", "TIME                  NODE", "  n2    -       -        -      ?     nvidia.com/gpu  3 ", "  n1  gone\n"},
-		{" -o json", `"name":"n2",`, `"allocatable":3,"ill":5,"held":0,"free":3`, `"nodes":[{"name":"n2",`},
+		{" -o json", `"name":"n2",`, `"allocatable":3,"unhealthy":5,"held":0,"free":3`, `"nodes":[{"name":"n2",`},
 		{" -o yaml", "---\nat: ", "- allocatable: 3\n", "---\n"},
 	} {
 		events := make(chan string)

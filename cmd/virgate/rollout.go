@@ -88,9 +88,9 @@ func rolloutCommand() *cli.Command {
 				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout,
 					error) {
 					return client.Drive(ctx, r.ID, rollout.Resume{
-						SkipFailed: cmd.Bool("skip-failed"),
-						PauseAfter: cmd.Int("pause-after"),
-						AllowIll:   cmd.Bool("ignore-unallocatable"),
+						SkipFailed:     cmd.Bool("skip-failed"),
+						PauseAfter:     cmd.Int("pause-after"),
+						AllowUnhealthy: cmd.Bool("ignore-unallocatable"),
 					})
 				}, false)
 			},
@@ -191,7 +191,7 @@ func rolloutSpec(cmd *cli.Command) (rollout.Spec, error) {
 		PauseAfter:     cmd.Int("pause-after"),
 		Timeout:        cmd.Duration("timeout"),
 		Domain:         cmd.String("domain"),
-		AllowIll:       cmd.Bool("ignore-unallocatable"),
+		AllowUnhealthy: cmd.Bool("ignore-unallocatable"),
 		SkipUnready:    cmd.Bool("skip-unready"),
 	}
 	_, err := rollout.ParseMax(spec.MaxUnavailable, 1)

@@ -271,7 +271,7 @@ func TestGPUSettingsFail(t *testing.T) {
 		says []string
 	}{
 		{"mode", fmt.Errorf("%w: nvml: DeviceSetComputeMode: NO_PERMISSION", mig.ErrNoPermission), []string{"computeMode exclusive-process is not set: not permitted: nvml: DeviceSetComputeMode: NO_PERMISSION", "gpuSettings.manage"}},
-		{"slice", fmt.Errorf("no nvidia-smi in /usr/bin: %w", fs.ErrNotExist), []string{"timeSlice short is not set: no nvidia-smi in /usr/bin", "it takes the driver's nvidia-smi, root and the capability SYS_ADMIN", "gpuSettings.manage"}},
+		{"slice", fmt.Errorf("no nvidia-smi in /usr/bin: %w", fs.ErrNotExist), []string{"timeSlice short is not set: no nvidia-smi in /usr/bin", "that requires the driver's nvidia-smi, root and the capability SYS_ADMIN", "gpuSettings.manage"}},
 		{"save", errors.New("disk full"), []string{"computeMode exclusive-process is not set: keep it for a restart: disk full"}},
 		{"mode?", errors.New("no answer"), []string{"timeSlice short is not set: the driver does not tell how it is set: no answer"}},
 	} {

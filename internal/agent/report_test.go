@@ -274,7 +274,7 @@ func TestConditionNamesMissingRights(t *testing.T) {
 		layouts        []nodereport.GPULayout
 	}{
 		{value: "mig.monitor", warning: "GPU 1: its partitions cannot be read: " + sharing.NoMIGRight},
-		{value: "gpuSettings.manage", warning: "GPU 1: timeSlice long is not set: no nvidia-smi; it takes " + gpusettings.Right},
+		{value: "gpuSettings.manage", warning: "GPU 1: timeSlice long is not set: no nvidia-smi; that requires " + gpusettings.Right},
 		{value: "mps.enabled", warning: decide.MPSUnanswered},
 		{value: "dra.enabled", warning: decide.NoDRA},
 		{value: "mig.reset", warning: "mig.reset has no effect: " + decide.MayNotReset},

@@ -374,12 +374,12 @@ func newHeadView(view View, version int64, ready bool) headView {
 		States:  map[string]int{},
 	}
 	totals := map[string]*ResourceView{}
-	ill := map[string]bool{}
+	unhealthy := map[string]bool{}
 	for _, gpu := range view.GPUs {
-		ill[gpu.Node] = ill[gpu.Node] || mark(gpu) != ""
+		unhealthy[gpu.Node] = unhealthy[gpu.Node] || mark(gpu) != ""
 	}
 	for _, node := range view.Nodes {
-		for _, state := range filters(node, ill[node.Name]) {
+		for _, state := range filters(node, unhealthy[node.Name]) {
 			head.States[state]++
 		}
 		for _, r := range node.Resources {
@@ -392,7 +392,7 @@ func newHeadView(view View, version int64, ready bool) headView {
 				totals[r.Name] = t
 			}
 			t.Allocatable += r.Allocatable
-			t.Ill += r.Ill
+			t.Unhealthy += r.Unhealthy
 			if r.Held != nil && r.Free != nil && t.Held != nil {
 				*t.Held += *r.Held
 				*t.Free += *r.Free
@@ -406,9 +406,9 @@ func newHeadView(view View, version int64, ready bool) headView {
 }
 
 // filters returns the page's filters that match the node.
-func filters(n NodeView, illGPU bool) (states []string) {
-	if n.Problem != "" || illGPU || slices.ContainsFunc(n.Resources, func(r ResourceView) bool { return r.Ill > 0 }) {
-		states = append(states, "ill")
+func filters(n NodeView, unhealthyGPU bool) (states []string) {
+	if n.Problem != "" || unhealthyGPU || slices.ContainsFunc(n.Resources, func(r ResourceView) bool { return r.Unhealthy > 0 }) {
+		states = append(states, "unhealthy")
 	}
 	if n.State == nodereport.ProfilePending || n.State == nodereport.ProfileSwitching {
 		states = append(states, "pending")
@@ -472,9 +472,9 @@ func newTileView(n NodeView, gpus []GPUView) tileView {
 	for _, r := range n.Resources {
 		find[r.Name] = true
 	}
-	ill, last := false, "none"
+	unhealthy, last := false, "none"
 	for _, gpu := range gpus {
-		ill = ill || mark(gpu) != ""
+		unhealthy = unhealthy || mark(gpu) != ""
 		find[gpu.Profile] = true
 		parent, _, _ := strings.Cut(gpu.Index, ":")
 		if gpu.Placement == nil || parent != last {
@@ -489,7 +489,7 @@ func newTileView(n NodeView, gpus []GPUView) tileView {
 	}
 	delete(find, "")
 	v.Find = strings.ToLower(strings.Join(slices.Sorted(maps.Keys(find)), "\n"))
-	v.States = strings.Join(filters(n, ill), " ")
+	v.States = strings.Join(filters(n, unhealthy), " ")
 	return v
 }
 

@@ -257,7 +257,7 @@ func TestHostileNames(t *testing.T) {
 }
 
 // TestTileView: partitions lie at their placement, bars are as wide as what is held, and what is
-// ill has a sign.
+// unhealthy has a sign.
 func TestTileView(t *testing.T) {
 	gpus := []GPUView{
 		{Index: "0", ID: "a", Replicas: 4, Held: 3, Health: "healthy", Holders: []HolderView{{"x", "p", "c", 1}, {"y", "Q", "c", 2}}},
@@ -266,7 +266,7 @@ func TestTileView(t *testing.T) {
 		{Index: "2", ID: "d", Replicas: 100, Held: 0, Health: "Healthy"},
 	}
 	got := newTileView(NodeView{Name: "n", State: "pending", Resources: []ResourceView{{"r", 3, 0, new(int64(1)), new(int64(2))}}}, gpus)
-	if got.States != "ill pending free" || !strings.Contains(got.Find, "y/q") {
+	if got.States != "unhealthy pending free" || !strings.Contains(got.Find, "y/q") {
 		t.Errorf("states %q, find %q", got.States, got.Find)
 	}
 	type seen struct {
@@ -304,7 +304,7 @@ func TestHead(t *testing.T) {
 	if diff := cmp.Diff([]ResourceView{{"nvidia.com/gpu", 6, 2, new(int64(1)), new(int64(5))}}, head.Totals); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]int{"ill": 2, "rejected": 1, "free": 2}, head.States); diff != "" {
+	if diff := cmp.Diff(map[string]int{"unhealthy": 2, "rejected": 1, "free": 2}, head.States); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	s.PodsUnread = "forbidden"

@@ -101,8 +101,8 @@ type RuleView struct {
 type ResourceView struct {
 	Name        string `json:"name"`
 	Allocatable int64  `json:"allocatable"`
-	// Ill counts the devices of the capacity that are not allocatable.
-	Ill int64 `json:"ill"`
+	// Unhealthy counts the devices of the capacity that are not allocatable.
+	Unhealthy int64 `json:"unhealthy"`
 	// Held is what the node's pods have requested, and Free what the scheduler can still assign;
 	// nil if the pods are unknown.
 	Held *int64 `json:"held"`
@@ -208,7 +208,7 @@ func NewView(s Snapshot) View {
 			r := ResourceView{
 				Name:        name,
 				Allocatable: node.Allocatable[name],
-				Ill:         max(0, node.Capacity[name]-node.Allocatable[name]),
+				Unhealthy:   max(0, node.Capacity[name]-node.Allocatable[name]),
 			}
 			if s.PodsUnread == "" {
 				r.Held = new(held[node.Name][name])

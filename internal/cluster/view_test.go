@@ -47,7 +47,7 @@ func TestNodes(t *testing.T) {
 		want   NodeView
 	}{
 		{
-			name: "held, free and ill", node: Node{Wanted: "a", State: "applied", Applied: "a", GPUs: 2, Model: "T4", Capacity: gpu(8), Allocatable: gpu(6), Condition: condition("True", "Serving", time.Minute)},
+			name: "held, free and unhealthy", node: Node{Wanted: "a", State: "applied", Applied: "a", GPUs: 2, Model: "T4", Capacity: gpu(8), Allocatable: gpu(6), Condition: condition("True", "Serving", time.Minute)},
 			pods: []Pod{pod("x", "p", "n", "GPU-1::0", "GPU-1::1"), pod("x", "q", "other"), pod("x", "r", ""), {Node: "n", Ended: true, Requests: gpu(3)}},
 			want: NodeView{Wanted: "a", State: "applied", Applied: nodereport.ProfileRef{Name: "a"}, GPUs: new(2), Models: []string{"T4"}, Resources: []ResourceView{{"nvidia.com/gpu", 6, 2, new(int64(2)), new(int64(4))}}, Heartbeat: new(now.Add(-time.Minute))},
 		},

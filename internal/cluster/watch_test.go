@@ -246,7 +246,7 @@ func TestWatch(t *testing.T) {
 	a.addPod(corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "b", Name: "nothing"}, Spec: corev1.PodSpec{NodeName: "n0001"}})
 	a.setNode(1, func(n *corev1.Node) { n.Status.Allocatable = quantities("nvidia.com/gpu", 5) })
 	s := until(t, w, "a changed Node", func(s Snapshot) bool { return s.Nodes[1].Allocatable["nvidia.com/gpu"] == 5 })
-	if held := NewView(s).Nodes[1].Resources[0]; *held.Held != 3 || *held.Free != 2 || held.Ill != 3 {
+	if held := NewView(s).Nodes[1].Resources[0]; *held.Held != 3 || *held.Free != 2 || held.Unhealthy != 3 {
 		t.Errorf("%+v", held)
 	}
 	a.deletePod("new")

@@ -28,9 +28,9 @@ const (
 	// that should provide it is rejected or not yet applied.
 	CauseNoResource Cause = "noResource"
 	CauseProfile    Cause = "profile"
-	// CauseTooSmall: the node's capacity is too small. CauseIll: too many devices are unhealthy.
-	CauseTooSmall Cause = "tooSmall"
-	CauseIll      Cause = "ill"
+	// CauseTooSmall: the node's capacity is too small. CauseUnhealthy: too many devices are unhealthy.
+	CauseTooSmall  Cause = "tooSmall"
+	CauseUnhealthy Cause = "unhealthy"
 	// CauseSwitching: enough only once the node has all devices of the profile that it is switching
 	// to.
 	CauseSwitching Cause = "switching"
@@ -305,7 +305,7 @@ var phrases = []struct {
 	text  string
 }{
 	{CauseHeld, "pods hold too many on"},
-	{CauseIll, "devices are unhealthy on"},
+	{CauseUnhealthy, "devices are unhealthy on"},
 	{CauseSwitching, "a profile is being switched on"},
 	{CauseCordoned, "no new pod may go to"},
 	{CauseTaint, "it does not tolerate a taint of"},
@@ -369,7 +369,7 @@ func (a *Answer) nodes(q *Question, asks string) {
 				func(r status.Resource) bool { return r.Dropped && a.Requests[r.Name] > 0 }) {
 				dropping = append(dropping, node.Name)
 			}
-			if at.causes[0].Cause == CauseIll && len(at.causes) > 1 &&
+			if at.causes[0].Cause == CauseUnhealthy && len(at.causes) > 1 &&
 				!slices.ContainsFunc(at.causes[1:], func(b Barrier) bool { return b.Cause != CauseHeld }) {
 				both = append(both, node.Name)
 			}
@@ -458,7 +458,7 @@ func (a *Answer) nodes(q *Question, asks string) {
 		{CauseAffinity, "another node selector or affinity would open %s"},
 		{CauseCordoned, "kubectl uncordon would open %s"},
 		{CauseNotReady, "%s would take it when ready again"},
-		{CauseIll, "%s would take it with all devices healthy: virgate cluster gpus says what is unhealthy"},
+		{CauseUnhealthy, "%s would take it with all devices healthy: virgate cluster gpus says what is unhealthy"},
 		{
 			CauseSwitching,
 			"%s will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch " +
@@ -561,7 +561,7 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 			at.hold(by)
 		default:
 			if allocatable < want {
-				add(CauseIll, "%d of %d %s unhealthy", has-allocatable, has, name)
+				add(CauseUnhealthy, "%d of %d %s unhealthy", has-allocatable, has, name)
 			}
 			add(CauseHeld, "%d of %d %s held, %d free", held, has, name, free)
 			at.free += free
@@ -570,7 +570,7 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 		}
 	}
 	at.short = slices.ContainsFunc(at.causes, func(b Barrier) bool {
-		return slices.Contains([]Cause{CauseTooSmall, CauseIll, CauseSwitching, CauseHeld}, b.Cause)
+		return slices.Contains([]Cause{CauseTooSmall, CauseUnhealthy, CauseSwitching, CauseHeld}, b.Cause)
 	})
 	if q.PodsUnread == "" {
 		wants := wanted(q.Pod)
@@ -605,7 +605,7 @@ func (n Node) switching() bool {
 // switch has withdrawn like faulty ones.
 func (n Node) unhealthy() (Cause, string) {
 	if !n.switching() {
-		return CauseIll, "unhealthy"
+		return CauseUnhealthy, "unhealthy"
 	}
 	return CauseSwitching, "withdrawn, because the node is switching to the profile " + n.Wanted
 }

@@ -148,12 +148,12 @@ func TestWhy(t *testing.T) {
 			[]string{"waiting", "a/p waits for 5 nvidia.com/gpu of one node, and no node has more than 4", "n1,n2: tooSmall (4 nvidia.com/gpu at most)", "help: 4 nvidia.com/gpu can be given by one node only: request at most that, or divide the work among pods", unscheduledNote},
 		},
 		{
-			"ill", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), nil,
-			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: ill (3 of 4 nvidia.com/gpu unhealthy, 1 free)", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote},
+			"unhealthy", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), nil,
+			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (3 of 4 nvidia.com/gpu unhealthy, 1 free)", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote},
 		},
 		{
-			"ill and held", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), []*corev1.Pod{waitingPod("h", "n1", 3)},
-			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: of 1 node none can give it now", "n1: ill (3 of 4 nvidia.com/gpu unhealthy) + held (3 of 4 nvidia.com/gpu held, 0 free) < a/h", "help: 1 node would take it when devices are back and pods have ended as well: n1", unscheduledNote},
+			"unhealthy and held", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), []*corev1.Pod{waitingPod("h", "n1", 3)},
+			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: of 1 node none can give it now", "n1: unhealthy (3 of 4 nvidia.com/gpu unhealthy) + held (3 of 4 nvidia.com/gpu held, 0 free) < a/h", "help: 1 node would take it when devices are back and pods have ended as well: n1", unscheduledNote},
 		},
 		{
 			"switching", waitingPod("p", "", 2), only(gpuNode("n1", profile("switching"), func(n *corev1.Node) {
@@ -168,8 +168,8 @@ func TestWhy(t *testing.T) {
 			},
 		},
 		{
-			"ill, and the rest is held", waitingPod("p", "", 1), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "2") })), []*corev1.Pod{waitingPod("h", "n1", 2)},
-			[]string{"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: ill (2 of 4 nvidia.com/gpu unhealthy, 2 held, 0 free) < a/h", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote},
+			"unhealthy, and the rest is held", waitingPod("p", "", 1), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "2") })), []*corev1.Pod{waitingPod("h", "n1", 2)},
+			[]string{"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (2 of 4 nvidia.com/gpu unhealthy, 2 held, 0 free) < a/h", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote},
 		},
 		{
 			"switching, full", waitingPod("p", "", 1), only(gpuNode("n1", profile("switching"), func(n *corev1.Node) {
@@ -199,7 +199,7 @@ func TestWhy(t *testing.T) {
 				n.Status.Conditions = []corev1.NodeCondition{{Type: "GPUSharingReady", Status: "False", Reason: "PausedForMIGChange", Message: "no GPU is offered"}}
 			})), nil,
 			[]string{
-				"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: ill (4 of 4 nvidia.com/gpu unhealthy, 0 free)", "n1: PausedForMIGChange: no GPU is offered",
+				"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (4 of 4 nvidia.com/gpu unhealthy, 0 free)", "n1: PausedForMIGChange: no GPU is offered",
 				"help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote,
 			},
 		},

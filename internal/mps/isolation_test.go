@@ -369,7 +369,7 @@ func TestNoMemory(t *testing.T) {
 	n.supervise()
 	n.connect()
 	n.client.Want([]mps.Unit{of(gpu)})
-	n.await(gpu + " failed+it takes virgate mps mount-shm before this program, or mountPropagation Bidirectional")
+	n.await(gpu + " failed+that requires virgate mps mount-shm before this program, or mountPropagation Bidirectional")
 }
 
 // TestUpgrade: containers that an older version started have the memory of all units. They, and who comes later, keep it

@@ -29,9 +29,9 @@ type Spec struct {
 	PauseAfter int
 	// Timeout is how long one node may take.
 	Timeout time.Duration
-	// Domain is the domain of the resources. AllowIll ignores devices that are not allocatable.
-	Domain   string
-	AllowIll bool
+	// Domain is the domain of the resources. AllowUnhealthy ignores devices that are not allocatable.
+	Domain         string
+	AllowUnhealthy bool
 	// SkipUnready leaves out nodes that cannot follow now. Without it, such a node is an error.
 	SkipUnready bool
 }
@@ -256,15 +256,15 @@ func (s Spec) params(holder string) (Params, error) {
 		return fmt.Errorf("%s: %s", what, problems[0])
 	}
 	p := Params{
-		Label:    cmp.Or(s.Label, label),
-		To:       s.To,
-		MIG:      s.MIG,
-		By:       holder,
-		Started:  time.Now().UTC().Truncate(time.Second),
-		Selector: s.Selector,
-		Timeout:  int(s.Timeout / time.Second),
-		Domain:   cmp.Or(s.Domain, "nvidia.com"),
-		AllowIll: s.AllowIll,
+		Label:          cmp.Or(s.Label, label),
+		To:             s.To,
+		MIG:            s.MIG,
+		By:             holder,
+		Started:        time.Now().UTC().Truncate(time.Second),
+		Selector:       s.Selector,
+		Timeout:        int(s.Timeout / time.Second),
+		Domain:         cmp.Or(s.Domain, "nvidia.com"),
+		AllowUnhealthy: s.AllowUnhealthy,
 	}
 	if problems := validation.IsValidLabelValue(p.To); p.To == "" || len(problems) > 0 {
 		return p, problem(fmt.Sprintf("%q cannot be a label's value", p.To), append(problems, "it is empty"))

@@ -24,8 +24,8 @@ type Resume struct {
 	SkipFailed bool
 	// PauseAfter is the number of further waves after which it pauses; 0 for never.
 	PauseAfter int
-	// AllowIll ignores devices that are not allocatable from now on.
-	AllowIll bool
+	// AllowUnhealthy ignores devices that are not allocatable from now on.
+	AllowUnhealthy bool
 }
 
 // errHeld: another program drives the rollout.
@@ -106,7 +106,7 @@ func (c *Client) Drive(ctx context.Context, id string, how Resume) (*Rollout, er
 			h.Phase = Running
 			h.Reason = ""
 			h.PauseAt = at
-			h.IgnoreIll = h.IgnoreIll || how.AllowIll
+			h.IgnoreUnhealthy = h.IgnoreUnhealthy || how.AllowUnhealthy
 		})
 	}, false)
 }

@@ -19,8 +19,8 @@ func foreignRecords(id string) []string {
 	records := []string{"", "{", "[]", "null", `"x"`, strings.Repeat("x", 100_000)}
 	for _, place := range append(Places(), "elsewhere", "") {
 		records = append(records, fmt.Sprintf(`{"id":%q,"rollout":%q,"label":"pool","to":"evil","mig":true,"by":"eve","started":"2020-01-01T00:00:00Z",`+
-			`"selector":"","max":100,"timeout":1,"domain":"evil.example","allowIll":true,"from":"evil","wave":0,"place":%q,"set":true,`+
-			`"since":"2999-01-01T00:00:00Z","reason":"because\nn01: of that","before":{"ill":-1000},"ill":-1000,"trusted":true}`, id, id, place))
+			`"selector":"","max":100,"timeout":1,"domain":"evil.example","allowUnhealthy":true,"from":"evil","wave":0,"place":%q,"set":true,`+
+			`"since":"2999-01-01T00:00:00Z","reason":"because\nn01: of that","before":{"unhealthy":-1000},"unhealthy":-1000,"trusted":true}`, id, id, place))
 	}
 	return records
 }
@@ -60,7 +60,7 @@ func TestNodeOutside(t *testing.T) {
 			for _, record := range foreignRecords(r.ID) {
 				a.edit("n00", func(n *corev1.Node) {
 					n.Annotations[RecordAnnotation] = record
-					n.Annotations["virgate.github.io/rollout-head"] = fmt.Sprintf(`{"rollout":%q,"phase":%q,"holder":"","ignoreIll":true}`, r.ID, phase)
+					n.Annotations["virgate.github.io/rollout-head"] = fmt.Sprintf(`{"rollout":%q,"phase":%q,"holder":"","ignoreUnhealthy":true}`, r.ID, phase)
 					n.Labels[nodestatus.StateLabel] = "rejected"
 				})
 				if seen := find(t, c, r.ID); len(seen.Nodes) != 5 || seen.To != "new" || seen.Label != ProfileLabel || seen.Max != 2 || seen.Phase != Running || seen.Holder != "alice" {

@@ -51,7 +51,7 @@ func (r *Rollout) forward(now time.Time) (writes []Write, phase Phase, reason st
 	underWay, doubts := 0, 0
 	for _, n := range r.Nodes {
 		record := *n.Record
-		record.AllowIll = r.AllowIll || r.IgnoreIll
+		record.AllowUnhealthy = r.AllowUnhealthy || r.IgnoreUnhealthy
 		next, doubt := record.judge(n, now)
 		if doubt {
 			doubts++
@@ -147,17 +147,17 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 		switch {
 		case !r.follows(n, said, took):
 			next.Applied = time.Time{}
-		case !r.AllowIll && said.Ill > r.Before.Ill:
+		case !r.AllowUnhealthy && said.Unhealthy > r.Before.Unhealthy:
 			if next.Applied.IsZero() {
 				next.Applied = now
 			}
 			if now.Sub(next.Applied) >= leaving {
-				return fail("a new fault: %d devices cannot be given out, %d before", said.Ill, r.Before.Ill)
+				return fail("a new fault: %d devices cannot be given out, %d before", said.Unhealthy, r.Before.Unhealthy)
 			}
 		default:
 			next.Place = Done
 			next.Trusted = true
-			next.Ill = said.Ill
+			next.Unhealthy = said.Unhealthy
 			next.Reason = ""
 			next.Applied = time.Time{}
 			return next, false
@@ -171,14 +171,14 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 			return fail("%s", n.refusal())
 		case n.Condition.Status == corev1.ConditionFalse:
 			return fail("a new fault: %s", n.Says())
-		case !r.AllowIll && said.Ill > r.Ill:
-			return fail("a new fault: %d devices cannot be given out, %d before", said.Ill, r.Ill)
+		case !r.AllowUnhealthy && said.Unhealthy > r.Unhealthy:
+			return fail("a new fault: %d devices cannot be given out, %d before", said.Unhealthy, r.Unhealthy)
 		case !r.follows(n, said, took):
 			next.Place = Pending
 			next.Since = now
 			next.Reason = "was done, and then: " + n.Says()
 		default:
-			next.Ill = said.Ill
+			next.Unhealthy = said.Unhealthy
 		}
 	}
 	return next, false

@@ -331,10 +331,10 @@ func TestJudge(t *testing.T) {
 	unknown := ready
 	unknown.Status, unknown.Reason = corev1.ConditionUnknown, "Stopped"
 	before := Said{State: "applied", Profile: "old", Generation: "g1", Layout: "success", Heartbeat: earlier.LastHeartbeatTime.UTC().Format(time.RFC3339)}
-	node := func(state, applied string, condition corev1.NodeCondition, ill int64) Node {
+	node := func(state, applied string, condition corev1.NodeCondition, unhealthy int64) Node {
 		return Node{Labels: map[string]string{ProfileLabel: "new", LayoutLabel: "new"}, Node: cluster.Node{
 			Name: "n", State: state, Applied: applied, Generation: "g1", LayoutState: "success", Condition: condition,
-			Capacity: map[string]int64{"nvidia.com/gpu": 8}, Allocatable: map[string]int64{"nvidia.com/gpu": 8 - ill},
+			Capacity: map[string]int64{"nvidia.com/gpu": 8}, Allocatable: map[string]int64{"nvidia.com/gpu": 8 - unhealthy},
 		}}
 	}
 	change := func(n Node, change func(n *Node)) Node { change(&n); return n }
@@ -379,8 +379,8 @@ func TestJudge(t *testing.T) {
 		{"rejected as before, for a while", record(Pending, unchanged, func(r *Record) { r.Before.State = "rejected" }), node("rejected", "old", earlier, 0), Failed, false, "the node says the same as before"},
 		{"devices on their way out", record(Pending, time.Second), node("applied", "new", ready, 4), Pending, false, ""},
 		{"devices out for long", record(Pending, time.Minute, since(leaving)), node("applied", "new", ready, 4), Failed, false, "a new fault: 4 devices cannot be given out, 0 before"},
-		{"devices out for long, which does not matter", record(Pending, time.Second, func(r *Record) { r.AllowIll = true }), node("applied", "new", ready, 4), Done, false, ""},
-		{"as many out as before", record(Pending, time.Second, func(r *Record) { r.Before.Ill = 4 }), node("applied", "new", ready, 4), Done, false, ""},
+		{"devices out for long, which does not matter", record(Pending, time.Second, func(r *Record) { r.AllowUnhealthy = true }), node("applied", "new", ready, 4), Done, false, ""},
+		{"as many out as before", record(Pending, time.Second, func(r *Record) { r.Before.Unhealthy = 4 }), node("applied", "new", ready, 4), Done, false, ""},
 		{"another label", record(Pending, time.Second), change(node("applied", "new", ready, 0), func(n *Node) { n.Labels = map[string]string{ProfileLabel: "x"} }), Failed, false, `it is "x" and was "new"`},
 		{"its turn is to come", record(Waiting, 0), change(node("applied", "old", ready, 0), func(n *Node) { n.Labels = map[string]string{ProfileLabel: "old"} }), Waiting, false, ""},
 		{"another label before its turn", record(Waiting, 0), change(node("applied", "old", ready, 0), func(n *Node) { n.Labels = nil }), Failed, false, `it is not there and was "old"`},
@@ -388,7 +388,7 @@ func TestJudge(t *testing.T) {
 		{"done, rejected later", record(Done, time.Hour), node("rejected", "new", ready, 0), Failed, false, "refuses the profile"},
 		{"done, not serving", record(Done, time.Hour), node("applied", "new", no, 0), Failed, false, "a new fault: NotRegistered: nobody listens"},
 		{"done, a GPU fails", record(Done, time.Hour), node("applied", "new", ready, 4), Failed, false, "a new fault: 4 devices"},
-		{"done, a GPU fails that had failed", record(Done, time.Hour, func(r *Record) { r.Ill = 4 }), node("applied", "new", ready, 4), Done, false, ""},
+		{"done, a GPU fails that had failed", record(Done, time.Hour, func(r *Record) { r.Unhealthy = 4 }), node("applied", "new", ready, 4), Done, false, ""},
 		{"done, its plugin ends", record(Done, time.Hour), node("applied", "new", unknown, 0), Pending, false, "was done"},
 		{"done, switching again", record(Done, time.Hour), node("switching", "new", ready, 0), Pending, false, "was done"},
 		{"done, another label", record(Done, time.Hour), change(node("applied", "new", ready, 0), func(n *Node) { n.Labels = nil }), Failed, false, "it is not there"},
@@ -409,9 +409,9 @@ func TestJudge(t *testing.T) {
 	if seen.Before.Layout != "pending" {
 		t.Error("it is not kept that the layout was on its way")
 	}
-	better, _ := record(Done, time.Hour, func(r *Record) { r.Ill = 4 }).judge(node("applied", "new", ready, 1), now)
-	if better.Place != Done || better.Ill != 1 {
-		t.Errorf("a GPU that recovers: %s, %d", better.Place, better.Ill)
+	better, _ := record(Done, time.Hour, func(r *Record) { r.Unhealthy = 4 }).judge(node("applied", "new", ready, 1), now)
+	if better.Place != Done || better.Unhealthy != 1 {
+		t.Errorf("a GPU that recovers: %s, %d", better.Place, better.Unhealthy)
 	}
 }
 

@@ -87,9 +87,9 @@ type Params struct {
 	Max int `json:"max"`
 	// Timeout is how long one node may take, in seconds.
 	Timeout int `json:"timeout"`
-	// Domain is the domain of the resources. AllowIll ignores devices that are not allocatable.
-	Domain   string `json:"domain"`
-	AllowIll bool   `json:"allowIll,omitempty"`
+	// Domain is the domain of the resources. AllowUnhealthy ignores devices that are not allocatable.
+	Domain         string `json:"domain"`
+	AllowUnhealthy bool   `json:"allowUnhealthy,omitempty"`
 }
 
 // Record is a node's part in a rollout.
@@ -118,8 +118,8 @@ type Progress struct {
 	Applied time.Time `json:"applied,omitzero"`
 	// Trusted is true if the node was done before: what it reports is about this rollout.
 	Trusted bool `json:"trusted,omitempty"`
-	// Ill is the lowest number of devices that were not allocatable since it was done.
-	Ill int64 `json:"ill,omitempty"`
+	// Unhealthy is the lowest number of devices that were not allocatable since it was done.
+	Unhealthy int64 `json:"unhealthy,omitempty"`
 }
 
 // progressOf reads the annotation. It returns nil for one that virgate rollout cannot have written.
@@ -148,8 +148,8 @@ type Said struct {
 	Layout     string `json:"layout,omitempty"`
 	// Heartbeat is the condition's last heartbeat, which changes with every write of the condition.
 	Heartbeat string `json:"heartbeat,omitempty"`
-	// Ill is how many devices are in the capacity and not allocatable.
-	Ill int64 `json:"ill,omitempty"`
+	// Unhealthy is how many devices are in the capacity and not allocatable.
+	Unhealthy int64 `json:"unhealthy,omitempty"`
 }
 
 // Head is a rollout's state and its driver.
@@ -158,8 +158,8 @@ type Head struct {
 	Reason string `json:"reason,omitempty"`
 	// PauseAt is the first wave that is not begun; 0 for none.
 	PauseAt int `json:"pauseAt,omitempty"`
-	// IgnoreIll is AllowIll as set by Resume.
-	IgnoreIll bool `json:"ignoreIll,omitempty"`
+	// IgnoreUnhealthy is AllowUnhealthy as set by Resume.
+	IgnoreUnhealthy bool `json:"ignoreUnhealthy,omitempty"`
 	// Holder is the driver, which updates Renewed every few seconds; "" if there is none.
 	Holder  string    `json:"holder,omitempty"`
 	Renewed time.Time `json:"renewed,omitzero"`
@@ -208,7 +208,7 @@ func (n Node) said() Said {
 		said.Heartbeat = at.UTC().Format(time.RFC3339)
 	}
 	for name, count := range n.Capacity {
-		said.Ill += max(0, count-n.Allocatable[name])
+		said.Unhealthy += max(0, count-n.Allocatable[name])
 	}
 	return said
 }

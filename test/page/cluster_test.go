@@ -21,7 +21,7 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// clusterOf has that many nodes with 8 GPUs each: shared, whole and with partitions, some ill, some
+// clusterOf has that many nodes with 8 GPUs each: shared, whole and with partitions, some unhealthy, some
 // without a status page. With each round one in fifteen has other holders, as when all do within the 30 s in
 // which a Watcher reads each status page once, and the page asks every 2 s.
 func clusterOf(count, round int) *cluster.Snapshot {

@@ -46,7 +46,7 @@ type draStorm struct {
 	pods                     map[string]*stormPod // Those that there are.
 	made, ran, refused, flip int
 	lastRan, flipped         time.Time
-	profile, ill             string
+	profile, unhealthy             string
 }
 
 type stormPod struct {
@@ -141,9 +141,9 @@ func (s *draStorm) blow(t *testing.T) {
 			s.flipped, nextFlip = now, now.Add(s.between(3*time.Second, 8*time.Second))
 		}
 		if now.After(nextFault) {
-			if s.ill == "" {
-				s.ill = fmt.Sprint(s.random.IntN(8))
-				s.c.simulate(t, s.c.plugin(t), "xid", "--gpu", s.ill, "79")
+			if s.unhealthy == "" {
+				s.unhealthy = fmt.Sprint(s.random.IntN(8))
+				s.c.simulate(t, s.c.plugin(t), "xid", "--gpu", s.unhealthy, "79")
 			} else {
 				s.heal(t)
 			}
@@ -154,9 +154,9 @@ func (s *draStorm) blow(t *testing.T) {
 
 func (s *draStorm) heal(t *testing.T) {
 	t.Helper()
-	if s.ill != "" {
-		s.c.simulate(t, s.c.plugin(t), "heal", "--gpu", s.ill)
-		s.ill = ""
+	if s.unhealthy != "" {
+		s.c.simulate(t, s.c.plugin(t), "heal", "--gpu", s.unhealthy)
+		s.unhealthy = ""
 	}
 }
 

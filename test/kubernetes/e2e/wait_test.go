@@ -40,9 +40,9 @@ func (c *cluster) await(t *testing.T, what string, condition func() error) {
 		if looks++; looks%10 != 1 { // The condition is asked more often than Virgate's pods.
 			return err
 		}
-		now, ill := c.pluginRestarts(t.Context(), before)
-		if ill != nil {
-			return await.Never("%w, and %w", err, ill)
+		now, unhealthy := c.pluginRestarts(t.Context(), before)
+		if unhealthy != nil {
+			return await.Never("%w, and %w", err, unhealthy)
 		}
 		if before == nil {
 			before = now

@@ -59,22 +59,22 @@ func TestShrinkBelowWhatIsHeld(t *testing.T) {
 		// while pods hold so many devices of the two GPUs.
 		want        func(first, second int) (capacity, allocatable int)
 		retireAfter time.Duration
-		// ill says that a pod holds devices that are Unhealthy now.
-		ill bool
+		// unhealthy says that a pod holds devices that are Unhealthy now.
+		unhealthy bool
 	}{
 		{name: "fewer replicas", plan: plan(2, profile{replicas: 2}),
 			want: func(a, b int) (int, int) { return max(2, a) + max(2, b), max(2, a) + max(2, b) }},
-		{name: "fewer replicas, retired", plan: plan(2, profile{replicas: 2}), retireAfter: time.Millisecond, ill: true,
+		{name: "fewer replicas, retired", plan: plan(2, profile{replicas: 2}), retireAfter: time.Millisecond, unhealthy: true,
 			want: func(a, b int) (int, int) { return max(2, a) + max(2, b), 4 }},
-		{name: "GPU excluded", plan: plan(2, profile{replicas: 8, excluded: []int{1}}), ill: true,
+		{name: "GPU excluded", plan: plan(2, profile{replicas: 8, excluded: []int{1}}), unhealthy: true,
 			want: func(_, b int) (int, int) { return 8 + b, 8 }},
-		{name: "GPU faulty", plan: plan(2, profile{replicas: 8, faulty: []int{1}}), ill: true,
+		{name: "GPU faulty", plan: plan(2, profile{replicas: 8, faulty: []int{1}}), unhealthy: true,
 			want: func(_, _ int) (int, int) { return 16, 8 }},
-		{name: "GPU lost", plan: lost, ill: true,
+		{name: "GPU lost", plan: lost, unhealthy: true,
 			want: func(_, b int) (int, int) { return 8 + b, 8 }},
-		{name: "exclusive", plan: plan(2, profile{replicas: 1}), ill: true,
+		{name: "exclusive", plan: plan(2, profile{replicas: 1}), unhealthy: true,
 			want: func(a, b int) (int, int) { return a + b, 0 }},
-		{name: "nothing wanted", plan: sharing.Plan{Health: plan(2, profile{replicas: 1}).Health}, ill: true,
+		{name: "nothing wanted", plan: sharing.Plan{Health: plan(2, profile{replicas: 1}).Health}, unhealthy: true,
 			want: func(a, b int) (int, int) { return a + b, 0 }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -91,13 +91,13 @@ func TestShrinkBelowWhatIsHeld(t *testing.T) {
 			capacity, allocatable := test.want(held[0], held[1])
 			v.Apply(test.plan)
 			b.shows(gpu, capacity, allocatable)
-			b.lookAgain(test.ill)
+			b.lookAgain(test.unhealthy)
 			b.restart(0)
 			b.shows(gpu, capacity, allocatable)
 			if err := b.readmit(); err != nil {
 				t.Error(err)
 			}
-			b.lookAgain(test.ill)
+			b.lookAgain(test.unhealthy)
 
 			for _, p := range b.pods.running() {
 				b.delete(p)
@@ -124,9 +124,9 @@ func (b *bench) heldOf(pods ...*pod) [2]int {
 	return held
 }
 
-// lookAgain resizes every pod and starts its container. Where devices are ill a
+// lookAgain resizes every pod and starts its container. Where devices are unhealthy a
 // resize has to wait; nothing else may be wrong.
-func (b *bench) lookAgain(ill bool) {
+func (b *bench) lookAgain(unhealthy bool) {
 	b.t.Helper()
 	refused := 0
 	for _, p := range b.pods.running() {
@@ -137,7 +137,7 @@ func (b *bench) lookAgain(ill bool) {
 			b.t.Error(err)
 		}
 	}
-	if (refused > 0) != ill {
+	if (refused > 0) != unhealthy {
 		b.t.Errorf("%d resizes refused", refused)
 	}
 }

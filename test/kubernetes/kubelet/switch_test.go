@@ -240,14 +240,14 @@ func (l *listHistory) stopped(resource string, at int, ended time.Time, quiet ti
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(resource)
-	since, ill := time.Time{}, false
+	since, unhealthy := time.Time{}, false
 	for i := at + 1; i < len(a.views); i++ {
 		if slices.Contains(slices.Collect(maps.Values(a.views[i])), true) {
-			ill = false
+			unhealthy = false
 			continue
 		}
-		if !ill {
-			since, ill = a.since[i], true
+		if !unhealthy {
+			since, unhealthy = a.since[i], true
 		}
 		if len(a.views[i]) == 0 && ended.Sub(since) >= quiet {
 			return true

@@ -173,7 +173,7 @@ func TestReleaseRefused(t *testing.T) {
 		{"/gpu/release?gpu=0&for=-1s", "for: -1s is not more than 0 and at most 24h0m0s"},
 		{"/gpu/release?gpu=0&for=24h1s", "for: 24h0m1s is not more than 0 and at most 24h0m0s"},
 		{"/gpu/restore?gpu=0", "GPU 0 is not released"},
-		{"/gpu/reset?gpu=0&for=1m", "this Virgate may not reset GPUs: that requires virgate run --allow-gpu-reset"},
+		{"/gpu/reset?gpu=0&for=1m", "this Virgate may not reset GPUs: it requires virgate run --allow-gpu-reset"},
 	} {
 		if code, body := r.tell(http.MethodPost, test.path); code != http.StatusBadRequest || !strings.HasPrefix(body, test.says) {
 			t.Errorf("%s: %d %q, want %q", test.path, code, body, test.says)

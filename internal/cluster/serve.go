@@ -407,7 +407,8 @@ func newHeadView(view View, version int64, ready bool) headView {
 
 // filters returns the page's filters that match the node.
 func filters(n NodeView, unhealthyGPU bool) (states []string) {
-	if n.Problem != "" || unhealthyGPU || slices.ContainsFunc(n.Resources, func(r ResourceView) bool { return r.Unhealthy > 0 }) {
+	unhealthy := func(r ResourceView) bool { return r.Unhealthy > 0 }
+	if n.Problem != "" || unhealthyGPU || slices.ContainsFunc(n.Resources, unhealthy) {
 		states = append(states, "unhealthy")
 	}
 	if n.State == nodereport.ProfilePending || n.State == nodereport.ProfileSwitching {

@@ -72,7 +72,7 @@ func TestDeviceNodesAreRequired(t *testing.T) {
 
 	b.capabilities(12)
 	b.write("/driver/dev/nvidia-caps/nvidia-cap12")
-	lacks(partitioned(), "MIG-0", "there is no /driver/dev/nvidia-caps/nvidia-cap13: it was not made: nvidia-modprobe or nvidia-smi makes it, and so does this program with the chart's mig.manage")
+	lacks(partitioned(), "MIG-0", "there is no /driver/dev/nvidia-caps/nvidia-cap13: it was not made: nvidia-modprobe or nvidia-smi does that, or this program with the chart's mig.manage")
 	b.write("/driver/dev/nvidia-caps/nvidia-cap13")
 	lacks(partitioned(), "MIG-0", "")
 }

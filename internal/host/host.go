@@ -314,7 +314,7 @@ func (h *Host) notThere(r *request) (files []string) {
 func (h *Host) remedy() string {
 	switch {
 	case h.options.Maker == nil:
-		return "it was not made: nvidia-modprobe or nvidia-smi makes it, and so does this program with the chart's mig.manage"
+		return "it was not made: nvidia-modprobe or nvidia-smi does that, or this program with the chart's mig.manage"
 	case h.notMade != "":
 		return h.notMade
 	}

@@ -192,8 +192,8 @@ var (
 	ErrDisruptionBudget = errors.New("a PodDisruptionBudget does not allow it now")
 	// ErrMayNotEvict means that this program may not evict pods, or not this one.
 	ErrMayNotEvict = errors.New(
-		"this Virgate may not evict pods: that requires --evict-over-limit and the rights to create pods/eviction and to " +
-			"delete pods, which are the chart's memoryGuard.evict")
+		"this Virgate may not evict pods: that requires --evict-over-limit and the rights to create pods/eviction " +
+			"and to delete pods, which are the chart's memoryGuard.evict")
 	// ErrPodGone means that the pod no longer exists.
 	ErrPodGone = errors.New("the pod is gone")
 )

@@ -152,7 +152,8 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 				next.Applied = now
 			}
 			if now.Sub(next.Applied) >= leaving {
-				return fail("a new fault: %d devices cannot be given out, %d before", said.Unhealthy, r.Before.Unhealthy)
+				return fail("a new fault: %d devices cannot be given out, %d before",
+					said.Unhealthy, r.Before.Unhealthy)
 			}
 		default:
 			next.Place = Done

@@ -46,7 +46,7 @@ type draStorm struct {
 	pods                     map[string]*stormPod // Those that there are.
 	made, ran, refused, flip int
 	lastRan, flipped         time.Time
-	profile, unhealthy             string
+	profile, unhealthy       string
 }
 
 type stormPod struct {

@@ -260,7 +260,7 @@ func TestVGPUs(t *testing.T) {
 			}
 			var log bytes.Buffer
 			got := vgpus(machine, slog.New(slog.NewTextHandler(&log, nil)))
-			if said := strings.Contains(log.String(), "takes SYS_ADMIN"); !slices.Equal(got, test.want) || said != test.said {
+			if said := strings.Contains(log.String(), "requires SYS_ADMIN"); !slices.Equal(got, test.want) || said != test.said {
 				t.Errorf("%v, want %v; the log: %q", got, test.want, log.String())
 			}
 		})

@@ -360,7 +360,7 @@ func testLeaving(t *testing.T, c *cluster) {
 	if err := c.client.AppsV1().DaemonSets(namespace).Delete(t.Context(), "virgate", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	c.awaitCondition(t, v1.ConditionUnknown, "Stopped", "nobody serves")
+	c.awaitCondition(t, v1.ConditionUnknown, "Stopped", "its GPUs are not served")
 	c.uninstall(t)
 	output, err := exec.Command(c.path("virgate"), "uninstall", "--all", "--kubeconfig", c.path("admin.conf")).CombinedOutput()
 	if err != nil || !strings.Contains(string(output), "condition GPUSharingReady") {
@@ -405,7 +405,7 @@ func testUninstall(t *testing.T, c *cluster) {
 	c.uninstall(t)
 	c.report.note("helm uninstall", took(began))
 	// Written by the pod itself, which the chart's hook has ended before its right to write went.
-	c.awaitCondition(t, v1.ConditionUnknown, "Stopped", "nobody serves")
+	c.awaitCondition(t, v1.ConditionUnknown, "Stopped", "its GPUs are not served")
 	c.awaitAllocatable(t, map[string]int64{})
 	c.awaitServed(t, map[string]int64{})
 	c.nothingLeft(t, plugin)

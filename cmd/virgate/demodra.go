@@ -199,8 +199,8 @@ func (s *demoNode) awaitDevices(ctx context.Context, wanted func([]resourceapi.D
 func (s *demoNode) offered(ctx context.Context, message string, count, tainted int) error {
 	start := time.Now()
 	came, err := s.awaitDevices(ctx, func(devices []resourceapi.Device) bool {
-		faulty := slices.DeleteFunc(slices.Clone(devices), func(d resourceapi.Device) bool { return len(d.Taints) == 0 })
-		return len(devices) == count && len(faulty) == tainted
+		bad := slices.DeleteFunc(slices.Clone(devices), func(d resourceapi.Device) bool { return len(d.Taints) == 0 })
+		return len(devices) == count && len(bad) == tainted
 	})
 	s.check(came, "%s (%d ms)", message, time.Since(start).Milliseconds())
 	return err

@@ -115,8 +115,9 @@ func (u *unitRun) makeShm() error {
 		all := filepath.Join(u.Root, hostShm)
 		if !isMountPoint(all) {
 			return fmt.Errorf(
-				"no shared memory: %s is no mount, and what is mounted below %s does not reach the host: that "+
-					"requires virgate mps mount-shm before this program, or mountPropagation Bidirectional", all, u.Root)
+				"no shared memory: %s is no mount, and what is mounted below %s does not reach the host: "+
+					"that requires virgate mps mount-shm before this program, or mountPropagation Bidirectional",
+				all, u.Root)
 		}
 		if err := makeDir(filepath.Join(all, u.unit.ID)); err != nil {
 			return err

@@ -11,6 +11,10 @@ import (
 // ErrNotRead means that the node's GPUs have not been read yet, as right after the start.
 var ErrNotRead = errors.New("the GPUs have not been read yet")
 
+// ErrReleased means that the driver was not called, because this GPU or another one is released and
+// must stay closed.
+var ErrReleased = errors.New("a GPU is released")
+
 // GPU is a physical GPU as the driver describes it.
 type GPU struct {
 	// UUID names the GPU: "GPU-" and a lower-case UUID.

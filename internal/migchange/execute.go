@@ -13,6 +13,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/sharing"
 )
 
 // executor makes the changes that were decided. It works on a GPU in the goroutine that has its
@@ -239,6 +240,9 @@ const refreshLimit = 30 * time.Second
 // fail reports the error and delays the next try, by at most longest. Until then the GPU and its
 // offer stay as they are.
 func (e *executor) fail(ctx context.Context, g *managedGPU, err error, longest time.Duration) time.Duration {
+	if errors.Is(err, sharing.ErrReleased) { // Nothing failed, and the state stays until it is known again.
+		return firstRetry
+	}
 	state, reason := nodereport.LayoutFailed, err.Error()
 	g.resetRequired = errors.Is(err, mig.ErrResetRequired)
 	switch {

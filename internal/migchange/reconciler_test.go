@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -794,5 +795,37 @@ func TestRefreshHolders(t *testing.T) {
 	}
 	if now := side.times; now > before+1 {
 		t.Errorf("reminded %d times in a moment", now-before)
+	}
+}
+
+// closed is a driver that is closed because some GPU is released.
+type closed struct{ Partitioner }
+
+func (closed) State(context.Context, string) (sharing.MIGState, error) {
+	return sharing.MIGState{}, fmt.Errorf("read MIG: %w", sharing.ErrReleased)
+}
+
+// TestDriverClosed checks that nothing is called failed, and no time is lost, while the driver is
+// closed because another GPU is released.
+func TestDriverClosed(t *testing.T) {
+	t.Parallel()
+	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
+	r := w.program()
+	w.passes(r, wanted, 20)
+	before := w.state(r)
+	if before.State != nodereport.LayoutApplied {
+		t.Fatalf("%+v", before)
+	}
+	open := r.Partitioner
+	r.Partitioner = closed{open}
+	w.clock = w.clock.Add(time.Hour)
+	w.passes(r, layoutNamed("all-1g.10gb"), 3)
+	if got := w.state(r); got.State == nodereport.LayoutFailed {
+		t.Errorf("while it is closed: %+v", got)
+	}
+	r.Partitioner = open
+	w.passes(r, layoutNamed("all-1g.10gb"), 20)
+	if got := w.state(r); got.State != nodereport.LayoutApplied {
+		t.Errorf("when it is open again: %+v", got)
 	}
 }

@@ -207,6 +207,9 @@ func (u *unitRun) serve(ctx context.Context) error {
 // fail stops a daemon that serves. It tells first that it failed: the daemon waits for its clients,
 // and takes no more.
 func (u *unitRun) fail(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil // leave stops it.
+	}
 	u.tell(nodereport.MPSFailed, err)
 	return errors.Join(err, u.stop(ctx))
 }

@@ -65,6 +65,8 @@ type releasedError struct{ gpu string }
 
 func (e *releasedError) Error() string { return e.gpu + " is released" }
 
+func (e *releasedError) Is(target error) bool { return target == sharing.ErrReleased }
+
 // gateMethods are the methods that call handles.
 var gateMethods = []string{"Init", "Shutdown", "DeviceGetHandleByIndex", "DeviceGetUUID"}
 
@@ -76,8 +78,10 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 	answer, err := do()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if call.Method == "Init" && err == nil && g.opened == 1 && g.gpuOpen != nil {
-		g.initOpens = g.gpuOpen()
+	if call.Method == "Init" && err == nil && len(g.looked) == 0 && !g.allLooked && g.gpuOpen != nil {
+		if g.initOpens = g.gpuOpen(); g.closed() {
+			g.startClosing()
+		}
 	}
 	_, hung := errors.AsType[*AbandonedError](err)
 	switch {
@@ -250,6 +254,9 @@ func (g *gate) release(ctx context.Context, gpu string, index int, hung string) 
 	g.mu.Lock()
 	g.released[gpu] = index
 	if open := g.isOpen(index); !open || hung != "" {
+		if open {
+			g.keepWatching(gpu)
+		}
 		g.mu.Unlock()
 		if open {
 			return fmt.Errorf("%w (%s)", errStillOpen, hung)
@@ -267,9 +274,19 @@ func (g *gate) release(ctx context.Context, gpu string, index int, hung string) 
 	defer g.mu.Unlock()
 	g.stopClosing(closed)
 	if g.isOpen(index) {
+		g.keepWatching(gpu)
 		return errStillOpen
 	}
 	return nil
+}
+
+// keepWatching gives up a release that failed if no other GPU could be watched during it. g.mu must
+// be held.
+func (g *gate) keepWatching(gpu string) {
+	if g.initOpens {
+		delete(g.released, gpu)
+		g.tellChange()
+	}
 }
 
 // index returns the driver's index of the released GPU, -1 if it is unknown.

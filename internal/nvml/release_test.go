@@ -190,6 +190,48 @@ func TestTakeBackWhileAnotherIsReleased(t *testing.T) {
 	})
 }
 
+// TestReleaseAfterASlowInit holds for the same driver that this is known although two sessions
+// opened it together.
+func TestReleaseAfterASlowInit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		sim.InjectFault("Init", simnode.Fault{Delay: 3 * time.Second, Times: 2})
+		w := watchWith(t, sim, nvml.Options{Kernel: sim})
+		after(time.Second)
+		_, _ = nvml.NewMeter(w.Library()).Read(context.Background())
+		after(time.Minute)
+		_, err := w.Release(context.Background(), sim.GPUs()[2].UUID)
+		must(t, err)
+		for range 20 {
+			if !isClosed(sim, 2) {
+				t.Fatal("something has it open")
+			}
+			after(time.Second)
+		}
+	})
+}
+
+// TestFailedRelease holds for the same driver that GPUs are watched on if a session does not end.
+func TestFailedRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watchWith(t, sim, nvml.Options{Kernel: sim})
+		hung := make(chan struct{})
+		go func() { _ = w.OpenAll(func() { <-hung }) }()
+		synctest.Wait()
+		if _, err := w.Release(context.Background(), sim.GPUs()[2].UUID); err == nil {
+			t.Error("released while a session is open")
+		}
+		after(time.Second)
+		must(t, sim.XID(1, 62, nvml.WholeGPU, nvml.WholeGPU))
+		after(time.Second)
+		if gpus, _ := w.Inventory(); !strings.Contains(gpus[1].Health.Reason, "XID 62") {
+			t.Errorf("events are not heard: %q", gpus[1].Health.Reason)
+		}
+		close(hung)
+	})
+}
+
 // TestClosedOverARestart holds for the same driver that a program which finds a GPU released by its
 // last run reads the GPUs once, and then has no session until the GPU is taken back.
 func TestClosedOverARestart(t *testing.T) {

@@ -79,7 +79,8 @@ func (g *gate) call(call Call, do func() (any, error)) (any, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if call.Method == "Init" && err == nil && len(g.looked) == 0 && !g.allLooked && g.gpuOpen != nil {
-		if g.initOpens = g.gpuOpen(); g.closed() {
+		g.initOpens = g.gpuOpen()
+		if g.closed() {
 			g.startClosing()
 		}
 	}

@@ -118,13 +118,17 @@ func (g *gate) end() {
 // isOpen reports whether a session may have the GPU at that index open, -1 for an unknown index. It
 // also returns true while the whole driver is to be closed but is still open. g.mu must be held.
 func (g *gate) isOpen(index int) bool {
-	return g.looked[index] || g.allLooked || g.opened > 0 && (index < 0 || g.initOpens || g.closed())
+	return g.looked[index] || g.allLooked || g.opened > 0 && (index < 0 || g.opensAll() || g.closed())
 }
 
 // closed reports whether the whole driver is to be closed. g.mu must be held.
 func (g *gate) closed() bool {
-	return g.closedByPause() || g.initOpens && len(g.released) > 0 && g.mustRead == 0
+	return g.closedByPause() || g.opensAll() && len(g.released) > 0 && g.mustRead == 0
 }
+
+// opensAll reports whether a session opens released GPUs, too, and must not be. In a pause the driver
+// closes with the last GPU, and until then those of pods are watched. g.mu must be held.
+func (g *gate) opensAll() bool { return g.initOpens && !g.paused }
 
 // closedByPause reports whether the whole driver is to be closed for a pause. g.mu must be held.
 func (g *gate) closedByPause() bool {
@@ -284,7 +288,7 @@ func (g *gate) release(ctx context.Context, gpu string, index int, hung string) 
 // keepWatching gives up a release that failed if no other GPU could be watched during it. g.mu must
 // be held.
 func (g *gate) keepWatching(gpu string) {
-	if g.initOpens {
+	if g.opensAll() {
 		delete(g.released, gpu)
 		g.tellChange()
 	}
@@ -344,6 +348,9 @@ func (n *Node) Resume() {
 	n.gate.mu.Lock()
 	defer n.gate.mu.Unlock()
 	n.gate.paused, n.gate.pausedGPUs = false, nil
+	if n.gate.closed() && n.gate.opened > 0 {
+		n.gate.startClosing()
+	}
 	n.gate.tellChange()
 }
 
@@ -415,7 +422,7 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 		return index, fmt.Errorf("let go of %s: %w", gpu, err)
 	}
 	n.gate.mu.Lock()
-	all := n.gate.initOpens
+	all := n.gate.opensAll()
 	n.gate.mu.Unlock()
 	if all {
 		n.log.Info("no GPU is watched until the released ones are taken back: this driver opens all GPUs at once")

@@ -458,7 +458,7 @@ func (a *Answer) nodes(q *Question, asks string) {
 		{CauseAffinity, "another node selector or affinity would open %s"},
 		{CauseCordoned, "kubectl uncordon would open %s"},
 		{CauseNotReady, "%s would take it when ready again"},
-		{CauseUnhealthy, "%s would take it with all devices healthy: virgate cluster gpus says what is unhealthy"},
+		{CauseUnhealthy, "%s could run it if all devices were healthy: see virgate cluster gpus"},
 		{
 			CauseSwitching,
 			"%s will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch " +

@@ -149,7 +149,7 @@ func TestWhy(t *testing.T) {
 		},
 		{
 			"unhealthy", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), nil,
-			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (3 of 4 nvidia.com/gpu unhealthy, 1 free)", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote},
+			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (3 of 4 nvidia.com/gpu unhealthy, 1 free)", "help: 1 node could run it if all devices were healthy: see virgate cluster gpus", unscheduledNote},
 		},
 		{
 			"unhealthy and held", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), []*corev1.Pod{waitingPod("h", "n1", 3)},
@@ -169,7 +169,7 @@ func TestWhy(t *testing.T) {
 		},
 		{
 			"unhealthy, and the rest is held", waitingPod("p", "", 1), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "2") })), []*corev1.Pod{waitingPod("h", "n1", 2)},
-			[]string{"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (2 of 4 nvidia.com/gpu unhealthy, 2 held, 0 free) < a/h", "help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote},
+			[]string{"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (2 of 4 nvidia.com/gpu unhealthy, 2 held, 0 free) < a/h", "help: 1 node could run it if all devices were healthy: see virgate cluster gpus", unscheduledNote},
 		},
 		{
 			"switching, full", waitingPod("p", "", 1), only(gpuNode("n1", profile("switching"), func(n *corev1.Node) {
@@ -200,7 +200,7 @@ func TestWhy(t *testing.T) {
 			})), nil,
 			[]string{
 				"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (4 of 4 nvidia.com/gpu unhealthy, 0 free)", "n1: PausedForMIGChange: no GPU is offered",
-				"help: 1 node would take it with all devices healthy: virgate cluster gpus says what is unhealthy", unscheduledNote,
+				"help: 1 node could run it if all devices were healthy: see virgate cluster gpus", unscheduledNote,
 			},
 		},
 		{

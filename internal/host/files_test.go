@@ -158,7 +158,7 @@ func TestMayOpenCapabilities(t *testing.T) {
 		return
 	}
 	if os.Getuid() != 0 {
-		t.Skip("to make device nodes takes root")
+		t.Skip("to make device nodes requires root")
 	}
 	root := t.TempDir()
 	reader, scratch := migcaps.NewReader(root), filepath.Join(root, "scratch")

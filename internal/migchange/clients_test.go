@@ -286,7 +286,7 @@ func TestPausedInVain(t *testing.T) {
 		defer func() { cancel(); <-ended }()
 		small, big := placed(t, "1g.10gb", 0, 1), placed(t, "3g.40gb", 0, 4)
 		partitioner := nvml.NewPartitioner(w.sim, nil)
-		enable := func() { // As somebody else does, before DCGM starts.
+		enable := func() { // As another program does, before DCGM starts.
 			steps, err := mig.Steps(false, nil, mig.PlacedLayout{MIG: true})
 			for _, step := range steps {
 				err = errors.Join(err, partitioner.Apply(ctx, w.sim.GPUs()[0].UUID, step))

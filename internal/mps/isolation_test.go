@@ -130,7 +130,7 @@ func (c *container) end() {
 func newMountingNode(t *testing.T, propagation uintptr) *node {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("to mount takes root")
+		t.Skip("to mount requires root")
 	}
 	n := newNode(t, program(t))
 	mount(t, "root", n.root)
@@ -303,7 +303,7 @@ func (n *node) mounts() (points []string) {
 func TestMountShm(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
-		t.Skip("to mount takes root")
+		t.Skip("to mount requires root")
 	}
 	root := t.TempDir()
 	for range 2 {

@@ -115,7 +115,7 @@ func (u *unitRun) makeShm() error {
 		all := filepath.Join(u.Root, hostShm)
 		if !isMountPoint(all) {
 			return fmt.Errorf(
-				"no shared memory: %s is no mount, and what is mounted below %s does not reach the host: "+
+				"no shared memory: %s is not a mount, and mounts below %s do not reach the host: "+
 					"that requires virgate mps mount-shm before this program, or mountPropagation Bidirectional",
 				all, u.Root)
 		}

@@ -30,7 +30,7 @@ func allGPUs(sim *simnode.Node) (list []string) {
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
-		w := watchWith(t, sim, nvml.Options{Logger: slog.New(slog.NewTextHandler(log, nil))})
+		w := watchWith(t, sim, nvml.Options{Kernel: sim, Logger: slog.New(slog.NewTextHandler(log, nil))})
 		metering(t, w, 0)
 		partitioner := nvml.NewPartitioner(w.Library(), nil)
 		gpus := allGPUs(sim)
@@ -76,6 +76,29 @@ func TestPause(t *testing.T) {
 		w.expect("after it", map[string]string{})
 		if unloads(sim) {
 			t.Error("nobody has the driver open")
+		}
+	})
+}
+
+// TestReleaseOverAPause holds for a driver that opens all GPUs in Init that GPUs are watched in a
+// pause until the last one is released, and that a GPU released before is closed again after it.
+func TestReleaseOverAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watchWith(t, sim, nvml.Options{Kernel: sim})
+		_, err := w.Release(context.Background(), allGPUs(sim)[2])
+		must(t, err)
+		w.Pause(allGPUs(sim))
+		after(time.Second)
+		must(t, sim.XID(1, 62, nvml.WholeGPU, nvml.WholeGPU))
+		after(time.Second)
+		w.expect("in the pause", map[string]string{"1": "XID 62"})
+		w.Resume()
+		for range 20 {
+			after(time.Second)
+			if !isClosed(sim, 2) {
+				t.Fatal("the released GPU is open after the pause")
+			}
 		}
 	})
 }

@@ -126,8 +126,9 @@ func (g *gate) closed() bool {
 	return g.closedByPause() || g.opensAll() && len(g.released) > 0 && g.mustRead == 0
 }
 
-// opensAll reports whether a session opens released GPUs, too, and must not be. In a pause the driver
-// closes with the last GPU, and until then those of pods are watched. g.mu must be held.
+// opensAll reports whether no session may run while a GPU is released, because it would open that
+// GPU. In a pause sessions run until the last GPU is released, to watch those that pods still have.
+// g.mu must be held.
 func (g *gate) opensAll() bool { return g.initOpens && !g.paused }
 
 // closedByPause reports whether the whole driver is to be closed for a pause. g.mu must be held.
@@ -398,7 +399,8 @@ func (n *Node) SetReleased(ctx context.Context, gpus map[string]int) {
 // data known about the GPU stays. Events of other GPUs are missed for a moment, or until Restore if
 // the driver opens GPUs in Init: then no GPU is read until then. It returns the driver's index of
 // the GPU. The error means that a driver call hangs, that the GPU is unknown, or that ctx ended. If
-// a call hangs, or ctx ends while sessions are ending, the GPU is no longer looked up either.
+// a call hangs, or ctx ends while sessions are ending, the GPU is no longer looked up either, unless
+// the driver opens GPUs in Init: then it is watched on, like the others.
 func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	index = -1
 	known := false

@@ -90,7 +90,7 @@ func TestResetGPU(t *testing.T) {
 func rootWithShell(t *testing.T) (root, shell string) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("to change the root takes root")
+		t.Skip("to change the root requires root")
 	}
 	root = t.TempDir()
 	shell, err := filepath.EvalSymlinks("/bin/sh")

@@ -18,7 +18,7 @@ func mount(t *testing.T, source, target, kind string, flags uintptr) {
 	must(t, os.MkdirAll(target, 0o755))
 	err := syscall.Mount(source, target, kind, flags, "")
 	if errors.Is(err, syscall.EPERM) {
-		t.Skip("to mount takes root with SYS_ADMIN")
+		t.Skip("to mount requires root with SYS_ADMIN")
 	}
 	must(t, err)
 	t.Cleanup(func() { _ = syscall.Unmount(target, syscall.MNT_DETACH) })
@@ -38,7 +38,7 @@ func addLibrary(t *testing.T, root, version string) {
 func operatorsRoots(t *testing.T) (host, root, folder string) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("to mount takes root")
+		t.Skip("to mount requires root")
 	}
 	at := t.TempDir()
 	host, root, folder = filepath.Join(at, "run/nvidia"), filepath.Join(at, "container/driver-root"), filepath.Join(at, "container/driver-root-parent")

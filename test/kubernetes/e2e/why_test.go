@@ -62,7 +62,7 @@ func testWhy(t *testing.T, c *cluster) {
 	c.awaitAllocatable(t, map[string]int64{shared: 4})
 	c.hold(t, "holder", 4)
 	c.awaitInsufficient(t, waits, shared)
-	c.awaitWhy(t, waits, "devices are unhealthy on all nodes that have it: 1", "4 of 8 nvidia.com/gpu unhealthy, 4 held, 0 free", "held by default/holder-0", "GPU 0 is unhealthy: XID 79", "To help: 1 node would take it with all devices healthy")
+	c.awaitWhy(t, waits, "devices are unhealthy on all nodes that have it: 1", "4 of 8 nvidia.com/gpu unhealthy, 4 held, 0 free", "held by default/holder-0", "GPU 0 is unhealthy: XID 79", "To help: 1 node could run it if all devices were healthy")
 	c.remove(t, waits)
 
 	// Full.

@@ -21,6 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // The tools that are built from their modules, at the newest version that was
@@ -35,6 +37,10 @@ var modules = []string{
 	"helm.sh/helm/v3/cmd/helm@v3.21.4",
 	"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime@v1.20.1",
 }
+
+// olderToolkits are versions of NVIDIA's runtime that start a container that asks for the rights of
+// MIG in other ways than the one above does. They are built with LONG=1.
+var olderToolkits = []string{"v1.17.8", "v1.18.0"}
 
 // build builds the program, the images and the pods' program into the folder, and links
 // the tools beside them. The tools stay in the cache for the next clone.
@@ -89,7 +95,7 @@ func buildTools(cache string) (folder string, err error) {
 	versions := sha256.Sum256([]byte(runtime.Version() + strings.Join(modules, " ")))
 	folder = filepath.Join(cache, fmt.Sprintf("e2e-%x", versions[:6]))
 	if _, err := os.Stat(folder); err == nil {
-		return folder, nil
+		return folder, buildOlderToolkits(folder)
 	}
 	// Renamed at the end, so that an interrupted build leaves no half of them.
 	unfinished := folder + ".new"
@@ -98,7 +104,25 @@ func buildTools(cache string) (folder string, err error) {
 			return "", err
 		}
 	}
-	return folder, os.Rename(unfinished, folder)
+	if err := os.Rename(unfinished, folder); err != nil {
+		return "", err
+	}
+	return folder, buildOlderToolkits(folder)
+}
+
+// buildOlderToolkits installs each into a folder named after its version, in make nightly.
+func buildOlderToolkits(folder string) error {
+	for _, version := range olderToolkits {
+		in := filepath.Join(folder, version)
+		if _, err := os.Stat(filepath.Join(in, runtimeProgram)); err == nil || !repeat.All() {
+			continue
+		}
+		module := "github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime@" + version
+		if err := (step{".", []string{"GOBIN=" + in}, []string{"go", "install", module}}).run(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // step is a command that build runs.

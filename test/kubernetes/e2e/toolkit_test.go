@@ -12,6 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // The files of NVIDIA's runtime, which containerd runs for pods of the runtime class.
@@ -25,10 +27,7 @@ const (
 // used costs nothing.
 func (c *cluster) nvidiaRuntime(t *testing.T) string {
 	t.Helper()
-	c.write(t, runtimeProgram, "#!/bin/sh\nNVIDIA_CTK_CONFIG_FILE_PATH="+c.path(runtimeConfig)+" exec "+filepath.Join(c.tools, runtimeProgram)+" \"$@\"\n")
-	if err := os.Chmod(c.path(runtimeProgram), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	c.useToolkit(t, "")
 	return `[plugins.'io.containerd.cri.v1.runtime'.containerd]
 default_runtime_name = 'runc'
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
@@ -38,6 +37,23 @@ runtime_type = 'io.containerd.runc.v2'
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.` + runtimeClass + `.options]
 BinaryName = '` + c.path(runtimeProgram) + `'
 `
+}
+
+// useToolkit sets the version of NVIDIA's runtime for the next containers, one of olderToolkits or "" for the newest.
+func (c *cluster) useToolkit(t *testing.T, version string) {
+	t.Helper()
+	c.write(t, runtimeProgram, "#!/bin/sh\nNVIDIA_CTK_CONFIG_FILE_PATH="+c.path(runtimeConfig)+
+		" exec "+filepath.Join(c.tools, version, runtimeProgram)+" \"$@\"\n")
+	if err := os.Chmod(c.path(runtimeProgram), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// toolkitMode is a mode of NVIDIA's runtime.
+type toolkitMode struct {
+	name string
+	// want is what a pod sees by envvar, cdi-cri and DRA: without a runtime class, and with it.
+	want [3][2]string
 }
 
 // testToolkit has NVIDIA's own runtime beside runc, in two modes: cdi as the GPU Operator sets it,
@@ -92,14 +108,19 @@ devices:
 		{"cdi-cri", []string{"config.default=plugin"}, map[string]int64{resource: 2}},
 		{"DRA", []string{"config.default=claims", "dra.enabled=true", "dra.resources={" + resource + "}"}, map[string]int64{}},
 	}
-	for _, mode := range []struct {
-		name string
-		// want is what a pod sees by each of the ways: without a runtime class, and with it.
-		want [3][2]string
-	}{
-		{"cdi", [3][2]string{{"no GPU", "does not start"}, {"its GPU", "its GPU"}, {"its GPU", "its GPU"}}},
-		{"jit-cdi", [3][2]string{{"no GPU", "its GPU"}, {"its GPU", "its GPU"}, {"its GPU", "its GPU"}}},
-	} {
+	cdi := toolkitMode{"cdi", [3][2]string{{"no GPU", "does not start"}, {"its GPU", "its GPU"}, {"its GPU", "its GPU"}}}
+	jit := toolkitMode{"jit-cdi", [3][2]string{{"no GPU", "its GPU"}, {"its GPU", "its GPU"}, {"its GPU", "its GPU"}}}
+	type run struct {
+		toolkit string
+		toolkitMode
+	}
+	runs := []run{{"", cdi}, {"", jit}}
+	if repeat.All() {
+		runs = append(runs, run{"v1.17.8", cdi}, run{"v1.18.0", cdi}, run{"v1.18.0", jit})
+	}
+	for _, mode := range runs {
+		c.useToolkit(t, mode.toolkit)
+		title := strings.TrimSpace(mode.name + " " + mode.toolkit)
 		c.write(t, runtimeConfig, `disable-require = true
 accept-nvidia-visible-devices-envvar-when-unprivileged = true
 [nvidia-container-cli]
@@ -114,12 +135,12 @@ spec-dirs = ["/var/run/cdi"]
 nvcdi-disable-hooks = ["all"]
 `)
 		for i, way := range ways {
-			t.Run(way.name+", "+mode.name, func(t *testing.T) {
+			t.Run(way.name+", "+title, func(t *testing.T) {
 				// The images have no loader's cache that a hook could write.
 				c.install(t, append(slices.Clone(way.settings), "preset=gpu-operator", "node=nvml", "migStrategy=none", "config.name=toolkit", "--cdi-disable-hooks=all")...)
 				c.awaitAllocatable(t, way.offered)
 				for j, class := range []string{"", runtimeClass} {
-					one := pod(strings.ToLower(fmt.Sprintf("sees-%s-%s-%d", way.name, mode.name, j)), resource, 1)
+					one := pod(strings.ToLower(fmt.Sprintf("sees-%s-%s%s-%d", way.name, mode.name, mode.toolkit, j)), resource, 1)
 					if class != "" {
 						one.Spec.RuntimeClassName = &class
 					}
@@ -127,11 +148,16 @@ nvcdi-disable-hooks = ["all"]
 					if got != mode.want[i][j] {
 						t.Errorf("with runtime class %q a pod sees %s, want %s", class, got, mode.want[i][j])
 					}
-					c.report.note(fmt.Sprintf("%s, mode %s, runtime class %q", way.name, mode.name, class), got)
+					c.report.note(fmt.Sprintf("%s, mode %s, runtime class %q", way.name, title, class), got)
 					c.remove(t, one.Name)
 				}
 			})
 		}
+		// The container asks for the rights of MIG, which the versions treat in three ways.
+		t.Run("mig.manage, "+title, func(t *testing.T) {
+			c.install(t, "config.default=plugin", "preset=gpu-operator", "node=nvml", "mig.manage=true", "config.name=toolkit", "--cdi-disable-hooks=all")
+			c.awaitAllocatable(t, ways[0].offered)
+		})
 	}
 }
 

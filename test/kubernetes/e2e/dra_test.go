@@ -307,7 +307,6 @@ func testDRAMPS(t *testing.T, c *cluster) {
 		removeMPSRoot(t)
 	})
 	c.install(t, "node=sim:t4x2", "config.name=dra-mps", "mps.enabled=true", "nvidiaDriverRoot="+c.mpsDriver(t), "dra.enabled=true", "dra.resources={"+shared+"}", "--cdi-dir=/var/run/cdi")
-	defer c.logsOfFailed(t, "mps", "virgate")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
 	c.awaitProfile(t, "plugin", "applied") // The part before may have offered as many devices.
 	c.run(t, pod("by-plugin", shared, 1))

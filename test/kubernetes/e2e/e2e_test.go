@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/component-base/cli"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
@@ -124,7 +126,31 @@ func TestKubernetes(t *testing.T) {
 		{1, "manifest", testManifest},
 	} {
 		if shard == 0 || part.shard == shard {
-			t.Run(part.name, func(t *testing.T) { c.report.step(part.name, func() { part.play(t, c) }) })
+			t.Run(part.name, func(t *testing.T) {
+				defer c.logsOfFailed(t)
+				c.report.step(part.name, func() { part.play(t, c) })
+			})
+		}
+	}
+}
+
+// logsOfFailed logs the last lines of Virgate's containers if the test has failed.
+func (c *cluster) logsOfFailed(t *testing.T) {
+	if !t.Failed() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	pods, err := c.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: pluginSelector})
+	if err != nil {
+		t.Logf("no logs: %v", err)
+		return
+	}
+	for _, pod := range pods.Items {
+		for _, container := range pod.Spec.Containers {
+			options := &v1.PodLogOptions{Container: container.Name, TailLines: new(int64(300))}
+			text, err := c.client.CoreV1().Pods(namespace).GetLogs(pod.Name, options).DoRaw(ctx)
+			t.Logf("log of %s in %s: %v\n%s", container.Name, pod.Name, err, text)
 		}
 	}
 }

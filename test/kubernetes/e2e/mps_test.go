@@ -37,7 +37,6 @@ func testMPS(t *testing.T, c *cluster) {
 		removeMPSRoot(t)
 	})
 	c.install(t, "node=sim:t4x2", "config.name=mps", "mps.enabled=true", "nvidiaDriverRoot="+c.mpsDriver(t), "metrics.perContainer=true", "--sample=500ms")
-	defer c.logsOfFailed(t, "mps", "virgate")
 	switches := func(profile string, devices int64) {
 		t.Helper()
 		began := time.Now()
@@ -122,18 +121,6 @@ func testMPS(t *testing.T, c *cluster) {
 	})
 	switches("mps", 8)
 	switches("slices", 8)
-}
-
-// logsOfFailed logs what the plugin's containers have logged, if the test has failed.
-func (c *cluster) logsOfFailed(t *testing.T, containers ...string) {
-	if !t.Failed() {
-		return
-	}
-	plugin := c.plugin(t)
-	for _, container := range containers {
-		text, err := c.client.CoreV1().Pods(namespace).GetLogs(plugin.Name, &v1.PodLogOptions{Container: container}).DoRaw(t.Context())
-		t.Logf("log of %s: %v\n%s", container, err, text)
-	}
 }
 
 // mpsDriver makes a driver root with the stand-in for NVIDIA's daemon, and returns its path.

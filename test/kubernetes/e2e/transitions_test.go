@@ -122,14 +122,9 @@ func reportTimes(c *cluster, what string, times []time.Duration) {
 
 // offers says that the node's status has these, and no other devices.
 func (d *eventLog) offers(want map[string]int64) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(d.statuses) == 0 {
-		return false
-	}
-	got := maps.Clone(d.statuses[len(d.statuses)-1].allocatable)
+	got := maps.Clone(d.newest())
 	maps.DeleteFunc(got, func(_ string, count int64) bool { return count == 0 })
-	return maps.Equal(want, got)
+	return got != nil && maps.Equal(want, got)
 }
 
 // neverNone says that a resource that a switch leaves its name was always there during
@@ -208,7 +203,9 @@ func testQueue(t *testing.T, c *cluster) {
 			}
 			s.removePods(t, time.Now())
 			s.most = max(s.most, s.events.running())
-			return fmt.Errorf("pods hold %v", s.monitor.counts())
+			newest := s.monitor.last()
+			return fmt.Errorf("pods hold %v at %s, the kubelet has healthy %v, and the node's status %v",
+				s.monitor.counts(), newest.at.Format(clock), newest.healthy, s.events.newest())
 		})
 	}
 	for _, each := range []struct{ to, name string }{{"four", "exclusive to 4 replicas"}, {"exclusive", "4 replicas to exclusive"}} {
@@ -285,6 +282,16 @@ func (f *shareMonitor) changed(from sharingMode) bool {
 		}
 	}
 	return len(offered) == len(f.units)
+}
+
+// newest is what the node's status says now.
+func (d *eventLog) newest() map[string]int64 {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.statuses) == 0 {
+		return nil
+	}
+	return d.statuses[len(d.statuses)-1].allocatable
 }
 
 // onlyMode is that of a layout with one.

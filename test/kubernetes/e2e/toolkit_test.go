@@ -20,7 +20,7 @@ import (
 const (
 	runtimeClass   = "nvidia"
 	runtimeProgram = "nvidia-container-runtime" // in the work folder, with the settings of this node
-	runtimeConfig  = "nvidia-container-runtime.toml"
+	runtimeConfig  = "toolkit/nvidia-container-runtime/config.toml"
 )
 
 // nvidiaRuntime is containerd's setting of it, beside runc, which is the default. That it is not
@@ -42,8 +42,8 @@ BinaryName = '` + c.path(runtimeProgram) + `'
 // useToolkit sets the version of NVIDIA's runtime for the next containers, one of olderToolkits or "" for the newest.
 func (c *cluster) useToolkit(t *testing.T, version string) {
 	t.Helper()
-	c.write(t, runtimeProgram, "#!/bin/sh\nNVIDIA_CTK_CONFIG_FILE_PATH="+c.path(runtimeConfig)+
-		" exec "+filepath.Join(c.tools, version, runtimeProgram)+" \"$@\"\n")
+	// Before 1.18 the runtime reads no other variable than XDG_CONFIG_HOME.
+	c.write(t, runtimeProgram, "#!/bin/sh\nXDG_CONFIG_HOME="+c.path("toolkit")+" exec "+filepath.Join(c.tools, version, runtimeProgram)+" \"$@\"\n")
 	if err := os.Chmod(c.path(runtimeProgram), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -133,6 +133,8 @@ default-kind = "management.nvidia.com/gpu"
 spec-dirs = ["/var/run/cdi"]
 [nvidia-container-runtime.modes.jit-cdi]
 nvcdi-disable-hooks = ["all"]
+[nvidia-ctk]
+path = "/bin/true" # 1.18 knows no nvcdi-disable-hooks
 `)
 		for i, way := range ways {
 			t.Run(way.name+", "+title, func(t *testing.T) {
@@ -140,7 +142,7 @@ nvcdi-disable-hooks = ["all"]
 				c.install(t, append(slices.Clone(way.settings), "preset=gpu-operator", "node=nvml", "migStrategy=none", "config.name=toolkit", "--cdi-disable-hooks=all")...)
 				c.awaitAllocatable(t, way.offered)
 				for j, class := range []string{"", runtimeClass} {
-					one := pod(strings.ToLower(fmt.Sprintf("sees-%s-%s%s-%d", way.name, mode.name, mode.toolkit, j)), resource, 1)
+					one := pod(strings.ToLower(fmt.Sprintf("sees-%s-%s-%d", way.name, strings.NewReplacer(" ", "-", ".", "-").Replace(title), j)), resource, 1)
 					if class != "" {
 						one.Spec.RuntimeClassName = &class
 					}

@@ -15,7 +15,7 @@ import (
 
 // since is how long it has been, for the report: no test is judged by it.
 func since(began time.Time) time.Duration {
-	return time.Since(began) //nolint:forbidigo // a note in the report, which nothing is judged by
+	return time.Since(began) //nolint:forbidigo // a note in the report; only make nightly judges one
 }
 
 // took is since as the report writes it.

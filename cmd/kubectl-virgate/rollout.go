@@ -121,9 +121,17 @@ func hidden(flags []cli.Flag) []cli.Flag {
 	for _, flag := range flags {
 		names := flag.Names()
 		if _, isBool := flag.(*cli.BoolFlag); isBool {
-			all = append(all, &cli.BoolFlag{Name: names[0], Aliases: names[1:], Hidden: true})
+			all = append(all, &cli.BoolFlag{
+				Name:    names[0],
+				Aliases: names[1:],
+				Hidden:  true,
+			})
 		} else {
-			all = append(all, &cli.StringFlag{Name: names[0], Aliases: names[1:], Hidden: true})
+			all = append(all, &cli.StringFlag{
+				Name:    names[0],
+				Aliases: names[1:],
+				Hidden:  true,
+			})
 		}
 	}
 	return all

@@ -106,7 +106,7 @@ func TestCommands(t *testing.T) {
 			}
 		}
 	}
-	if seen["virgate"] < 30 || seen["kubectl-virgate"] < 20 || seen["virgate-demo"] < 4 {
+	if seen["virgate"] < 30 || seen["kubectl-virgate"] < 15 || seen["virgate-demo"] < 4 {
 		t.Errorf("%v: are all commands read?", seen)
 	}
 }

@@ -9,6 +9,7 @@ LINT = $(TOOLS)/golangci-lint-$(LINT_VERSION)-$(shell go env GOVERSION)/golangci
 GOTESTSUM = $(TOOLS)/gotestsum-$(GOTESTSUM_VERSION)-$(shell go env GOVERSION)/gotestsum
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 OUTPUT ?= bin/virgate
+PLUGIN ?= bin/kubectl-virgate
 IMAGE = virgate:$(shell sed -n 's/^appVersion: //p' charts/virgate/Chart.yaml)# which the chart asks for by default
 FUZZTIME ?= 10s
 SEED ?= 1
@@ -32,19 +33,26 @@ gotest = $(if $(TIMES),$(GOTESTSUM) --format standard-quiet --hide-summary skipp
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all demo build test test-race test-kubernetes e2e e2e-build nightly tools test-chart manifest reference test-prometheus image image-tar shell licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint slowest bench bench-check
+.PHONY: help all demo build kubectl-virgate cross test test-race test-kubernetes e2e e2e-build nightly tools test-chart manifest reference test-prometheus image image-tar shell licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint slowest bench bench-check
 .NOTPARALLEL:
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1	/p' Makefile
 
-all: lint test test-race test-chart test-kubernetes e2e bench-check ## what CI runs
+all: lint cross test test-race test-chart test-kubernetes e2e bench-check ## what CI runs
 
 demo: ## the whole program on a simulated node, in one process
-	go run ./cmd/virgate demo
+	go run ./cmd/virgate-demo
 
 build: ## bin/virgate, or OUTPUT, stripped and reproducible
 	go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $(OUTPUT) ./cmd/virgate
+
+kubectl-virgate: ## bin/kubectl-virgate, or PLUGIN, for this machine or for GOOS and GOARCH: a program that people run
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $(PLUGIN) ./cmd/kubectl-virgate
+
+cross: # it compiles for each system that people run it on; linked it is for releases
+	@set -e; for system in linux/amd64 linux/arm64 darwin/amd64 darwin/arm64; do \
+	  CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/} go list -export ./cmd/kubectl-virgate >/dev/null; done
 
 # CI sets SPLIT: what test-race runs with the detector, test leaves out, and the other way round.
 test: $(if $(TIMES),$(GOTESTSUM)) ## all tests but the long ones, in 2 min or so; needs Go alone

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 )
 
@@ -25,15 +26,15 @@ func checkCommand(environment environment) *cli.Command {
 			"With --output json, problems and notes are on standard output, each with file, line, path\n" +
 			"and message, and with document where a manifest has several.\n\n" +
 			"Example: virgate check configs/examples/*.yaml",
-		Flags: append(settingFlags(), outputFlag("text")),
+		Flags: append(settingFlags(), command.OutputFlag("text")),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			names := cmd.Args().Slice()
 			if len(names) == 0 {
-				return usageError{errors.New("check needs at least one FILE")}
+				return command.Usage(errors.New("check needs at least one FILE"))
 			}
 			if first := slices.Index(names, configsource.Stdin); first >= 0 &&
 				slices.Contains(names[first+1:], configsource.Stdin) {
-				return usageError{errors.New("check: - is there twice, and standard input can be read once")}
+				return command.Usage(errors.New("check: - is there twice, and standard input can be read once"))
 			}
 			report := checkReport{Problems: []finding{}, Notes: []finding{}}
 			for _, name := range names {
@@ -58,7 +59,7 @@ func checkCommand(environment environment) *cli.Command {
 				}
 			}
 			if len(report.Problems) > 0 {
-				return errSilent
+				return command.ErrSilent
 			}
 			return nil
 		},

@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 )
 
@@ -61,11 +62,11 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			for _, needed := range []string{"config-dir", "config-file-dst"} {
 				if cmd.String(needed) == "" {
-					return usageError{fmt.Errorf("config-manager needs --%s", needed)}
+					return command.Usage(fmt.Errorf("config-manager needs --%s", needed))
 				}
 			}
 			if onceErr != nil && !cmd.IsSet("oneshot") {
-				return usageError{fmt.Errorf("$ONESHOT: expected true or false (got %q)", once)}
+				return command.Usage(fmt.Errorf("$ONESHOT: expected true or false (got %q)", once))
 			}
 			log := slog.New(slog.NewTextHandler(stderr, nil))
 			o, err := profileOptions(cmd, nil, log)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/sharing"
 )
@@ -24,7 +25,7 @@ func healthCommand() *cli.Command {
 		Usage: "shows the health of a running Virgate's GPUs and partitions, and clears it",
 		Description: "Talks to the virgate run on the same machine.\n\n" +
 			"Example: virgate health",
-		Flags:    []cli.Flag{controlSocketFlag(), outputFlag("table")},
+		Flags:    []cli.Flag{controlSocketFlag(), command.OutputFlag("table")},
 		Commands: []*cli.Command{clearCommand()},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			return healthRequest(ctx, cmd, http.MethodGet, "/health", nil)
@@ -66,20 +67,20 @@ func healthRequest(ctx context.Context, cmd *cli.Command, method, path string, a
 }
 
 func (t *text) health(report sharing.HealthReport) {
-	table := t.table("GPU", "UNIT", "STATE", "SINCE", "REASON", "EXPLANATION")
+	table := t.Table("GPU", "UNIT", "STATE", "SINCE", "REASON", "EXPLANATION")
 	for _, u := range report.Units {
-		table.row(u.Index, u.Unit, u.State, u.Since.Format(time.RFC3339), u.Reason, u.Explanation)
+		table.Row(u.Index, u.Unit, u.State, u.Since.Format(time.RFC3339), u.Reason, u.Explanation)
 	}
-	table.end()
+	table.End()
 	for _, m := range report.Monitors {
 		if pending := m.RowRemapPending; pending != nil && *pending {
-			t.line("row remapping: a memory row of %s waits for a reset; work goes on unharmed", m.GPU)
+			t.Line("row remapping: a memory row of %s waits for a reset; work goes on unharmed", m.GPU)
 		}
 		if m.Advice != "" {
-			t.line("advice: the driver asks for %s of %s, which is no fault: its devices stay in use", m.Advice, m.GPU)
+			t.Line("advice: the driver asks for %s of %s, which is no fault: its devices stay in use", m.Advice, m.GPU)
 		}
 		if m.Degraded != "" {
-			t.line("degraded: %s is watched by probes alone: %s", m.GPU, m.Degraded)
+			t.Line("degraded: %s is watched by probes alone: %s", m.GPU, m.Degraded)
 		}
 	}
 }
@@ -100,7 +101,7 @@ func simCommand() *cli.Command {
 
 // verbCommand returns the command for one verb of a simulated node.
 func verbCommand(verb simnode.Verb) *cli.Command {
-	command := &cli.Command{Name: verb.Name, Usage: verb.Usage}
+	verbCommand := &cli.Command{Name: verb.Name, Usage: verb.Usage}
 	var positional []simnode.Argument
 	var words []string
 	for _, argument := range verb.Arguments {
@@ -109,16 +110,16 @@ func verbCommand(verb simnode.Verb) *cli.Command {
 			words = append(words, strings.ToUpper(argument.Name))
 			continue
 		}
-		command.Flags = append(command.Flags, &cli.StringFlag{
+		verbCommand.Flags = append(verbCommand.Flags, &cli.StringFlag{
 			Name:     argument.Name,
 			Usage:    argument.Usage,
 			Required: !argument.Optional,
 		})
 	}
-	command.ArgsUsage = strings.Join(words, " ")
-	command.Action = func(ctx context.Context, cmd *cli.Command) error {
+	verbCommand.ArgsUsage = strings.Join(words, " ")
+	verbCommand.Action = func(ctx context.Context, cmd *cli.Command) error {
 		if given := cmd.Args().Len(); given > len(positional) {
-			return usageError{fmt.Errorf("sim %s: unexpected %q", verb.Name, cmd.Args().Get(len(positional)))}
+			return command.Usage(fmt.Errorf("sim %s: unexpected %q", verb.Name, cmd.Args().Get(len(positional))))
 		}
 		arguments := url.Values{}
 		for i, given := range cmd.Args().Slice() {
@@ -132,7 +133,7 @@ func verbCommand(verb simnode.Verb) *cli.Command {
 		_, err := callControl(ctx, cmd, http.MethodPost, "/sim/"+verb.Name, arguments)
 		return err
 	}
-	return command
+	return verbCommand
 }
 
 func controlSocketFlag() cli.Flag {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/dradriver"
@@ -64,7 +65,7 @@ func draOptions(cmd *cli.Command) (*dradriver.Options, error) {
 		return nil, nil
 	}
 	if cmd.String("node-name") == "" {
-		return nil, usageError{errors.New("--dra: --node-name is missing")}
+		return nil, command.Usage(errors.New("--dra: --node-name is missing"))
 	}
 	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {

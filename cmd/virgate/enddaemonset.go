@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/nodestatus"
 )
@@ -50,7 +51,7 @@ func endDaemonSet(ctx context.Context, cmd *cli.Command) error {
 	set, wait := cmd.String("daemonset"), cmd.Duration("wait")
 	namespace, name, err := configsource.ParseConfigMapName(set)
 	if err != nil {
-		return usageError{fmt.Errorf("--daemonset: %w", err)}
+		return command.Usage(fmt.Errorf("--daemonset: %w", err))
 	}
 	var left []string
 	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))

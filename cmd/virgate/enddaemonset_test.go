@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -135,4 +136,15 @@ func endVirgate(t *testing.T, args ...string) (code int, stdout string) {
 	args = slices.Concat([]string{"virgate", "end-daemonset", "--daemonset=gpu/virgate"}, args)
 	code = run(t.Context(), args, func(string) (string, bool) { return "", false }, &out, &errors)
 	return code, fmt.Sprint(out.String(), errors.String())
+}
+
+// kubeconfigOf is a file with which kubectl would reach that server.
+func kubeconfigOf(t *testing.T, url string) (kubeconfig string) {
+	t.Helper()
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	text := "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: '" + url + "'}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
+	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return kubeconfig
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/nodestatus"
@@ -328,7 +329,7 @@ func (d *featureDiscovery) read(n *features.Node, startup configs.StartupSetting
 func (d *featureDiscovery) writeNodeFeature(ctx context.Context, labels map[string]string) error {
 	node := d.cmd.String("node-name")
 	if node == "" {
-		return usageError{errors.New("--use-node-feature-api needs --node-name")}
+		return command.Usage(errors.New("--use-node-feature-api needs --node-name"))
 	}
 	config, err := configsource.RESTConfig(d.cmd.String("kubeconfig"))
 	if err != nil {

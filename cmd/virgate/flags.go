@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
@@ -134,17 +135,18 @@ func checkPath(cmd *cli.Command, flag string) error {
 	if !strings.Contains(path, "\n") && !strings.HasPrefix(path, "version:") && !strings.HasPrefix(path, "{") {
 		return nil
 	}
-	return usageError{fmt.Errorf(
+	return command.Usage(fmt.Errorf(
 		"--%s [$CONFIG_FILE] is a document (%.30q…), and expected is the path of a file with one: mount the "+
-			"ConfigMap as a volume in place of envFrom, or name it by --config-map of virgate run", flag, path)}
+			"ConfigMap as a volume in place of envFrom, or name it by --config-map of virgate run", flag, path))
+
 }
 
 // checkFollowed is checkPath for a command that watches the file for changes.
 func checkFollowed(cmd *cli.Command, flag string) error {
 	if cmd.String(flag) == configsource.Stdin {
-		return usageError{fmt.Errorf(
+		return command.Usage(fmt.Errorf(
 			"--%s - is standard input, which check, plan and mig read once; %s follows a file: name one", flag,
-			cmd.FullName())}
+			cmd.FullName()))
 	}
 	return checkPath(cmd, flag)
 }
@@ -232,7 +234,7 @@ func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Log
 	}
 	options.Fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies"))
 	if err != nil {
-		return options, usageError{fmt.Errorf("--fallback-strategies: %w", err)}
+		return options, command.Usage(fmt.Errorf("--fallback-strategies: %w", err))
 	}
 	var api *configsource.Client
 	if configMap := cmd.String("config-map"); configMap == "" {
@@ -240,7 +242,7 @@ func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Log
 	} else {
 		namespace, name, err := configsource.ParseConfigMapName(configMap)
 		if err != nil {
-			return options, usageError{fmt.Errorf("--config-map: %w", err)}
+			return options, command.Usage(fmt.Errorf("--config-map: %w", err))
 		}
 		api, err = newAPI(cmd)
 		if err != nil {
@@ -289,7 +291,7 @@ func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*c
 func newClientLabels(cmd *cli.Command, labels *configsource.NodeLabels) (*nodestatus.ClientLabels, error) {
 	if labels == nil {
 		if cmd.Bool("mig-pause-clients") {
-			return nil, usageError{errors.New("--mig-pause-clients: needs --node-name and an API server")}
+			return nil, command.Usage(errors.New("--mig-pause-clients: needs --node-name and an API server"))
 		}
 		return nil, nil
 	}
@@ -312,10 +314,10 @@ func oneSource(cmd *cli.Command) error {
 		}
 	}
 	if len(named) > 1 {
-		return usageError{fmt.Errorf("%s exclude each other", strings.Join(named, " and "))}
+		return command.Usage(fmt.Errorf("%s exclude each other", strings.Join(named, " and ")))
 	}
 	if cmd.String("config-key") != "" && cmd.String("config") == "" {
-		return usageError{errors.New("--config-key goes with --config")}
+		return command.Usage(errors.New("--config-key goes with --config"))
 	}
 	return nil
 }
@@ -327,7 +329,7 @@ func watchedPods(cmd *cli.Command, log *slog.Logger) (*configsource.Pods, error)
 	}
 	node := cmd.String("node-name")
 	if node == "" {
-		return nil, usageError{errors.New("--watch-pods: --node-name is missing")}
+		return nil, command.Usage(errors.New("--watch-pods: --node-name is missing"))
 	}
 	api, err := newAPI(cmd)
 	if err != nil {
@@ -343,8 +345,8 @@ func evictor(cmd *cli.Command) (func(ctx context.Context, namespace, pod, uid st
 		return nil, nil
 	}
 	if !cmd.Bool("watch-pods") {
-		return nil, usageError{errors.New(
-			"--evict-over-limit: set --watch-pods too: Virgate needs it to measure what each pod uses")}
+		return nil, command.Usage(errors.New(
+			"--evict-over-limit: set --watch-pods too: Virgate needs it to measure what each pod uses"))
 	}
 	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {
@@ -454,11 +456,11 @@ func featureOutput(cmd *cli.Command, environment environment) (nodestatus.Featur
 	switch {
 	case !slices.Contains([]string{nodestatus.FeaturesToNode, nodestatus.FeaturesToFile, nodestatus.FeaturesToNFD},
 		output.Kind):
-		return output, usageError{fmt.Errorf("--feature-output %q is none of node, nfd-file, nfd-api", output.Kind)}
+		return output, command.Usage(fmt.Errorf("--feature-output %q is none of node, nfd-file, nfd-api", output.Kind))
 	case output.Kind == nodestatus.FeaturesToFile && output.File == "":
-		return output, usageError{errors.New("--feature-output nfd-file needs --feature-file")}
+		return output, command.Usage(errors.New("--feature-output nfd-file needs --feature-file"))
 	case output.Kind == nodestatus.FeaturesToNFD && output.Namespace == "":
-		return output, usageError{errors.New("--feature-output nfd-api needs --feature-namespace")}
+		return output, command.Usage(errors.New("--feature-output nfd-api needs --feature-namespace"))
 	}
 	return output, nil
 }
@@ -503,7 +505,7 @@ func vgpus(devices fs.FS, log *slog.Logger) []features.VGPU {
 // API server is an error only if a flag requests a report.
 func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.Logger) (*nodestatus.Reporter, error) {
 	if beat := cmd.Duration("node-heartbeat"); beat < 0 {
-		return nil, usageError{fmt.Errorf("--node-heartbeat must not be less than 0, got %s", beat)}
+		return nil, command.Usage(fmt.Errorf("--node-heartbeat must not be less than 0, got %s", beat))
 	}
 	options := nodestatus.Options{
 		Node:        cmd.String("node-name"),
@@ -536,7 +538,7 @@ func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.
 	case err == nil:
 		return nodestatus.New(options)
 	case asked != "":
-		return nil, usageError{fmt.Errorf("--%s: %w", asked, err)}
+		return nil, command.Usage(fmt.Errorf("--%s: %w", asked, err))
 	default:
 		log.Info("nothing is reported to Kubernetes", "because", err)
 		if features.Kind == nodestatus.FeaturesToFile {
@@ -594,7 +596,7 @@ func metricsFlags() []cli.Flag {
 
 func httpOptions(cmd *cli.Command) (web.HTTP, error) {
 	if most := cmd.Int("metrics-max-series"); most <= 0 {
-		return web.HTTP{}, usageError{fmt.Errorf("--metrics-max-series must be more than 0, got %d", most)}
+		return web.HTTP{}, command.Usage(fmt.Errorf("--metrics-max-series must be more than 0, got %d", most))
 	}
 	options := web.HTTP{
 		ConfigFile:   cmd.String("web-config-file"),

@@ -13,6 +13,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/internal/status"
 )
@@ -50,7 +51,7 @@ func gpuCommand() *cli.Command {
 		Description: "Without a subcommand it shows the GPUs that are released, or were since that Virgate started.\n" +
 			"Talks to the virgate run on the same machine.\n\n" +
 			"Example: virgate gpu",
-		Flags: []cli.Flag{controlSocketFlag(), outputFlag("table")},
+		Flags: []cli.Flag{controlSocketFlag(), command.OutputFlag("table")},
 		Commands: []*cli.Command{
 			verb("release", "withdraws a GPU, waits for its holders and closes what keeps it from being reset",
 				"When it ends with exit code 0, Virgate has nothing of the GPU open, and nvidia-smi --gpu-reset\n"+
@@ -66,11 +67,11 @@ func gpuCommand() *cli.Command {
 				return err
 			}
 			return show(cmd, list, func(out *text) {
-				table := out.table("GPU", "UUID", "STATE", "UNTIL", "WAITS FOR")
+				table := out.Table("GPU", "UUID", "STATE", "UNTIL", "WAITS FOR")
 				for _, r := range list {
-					table.row(r.Index, r.GPU, r.State, r.Until.UTC().Format(time.RFC3339), strings.Join(r.Waits, ", "))
+					table.Row(r.Index, r.GPU, r.State, r.Until.UTC().Format(time.RFC3339), strings.Join(r.Waits, ", "))
 				}
-				table.end()
+				table.End()
 			})
 		},
 	}
@@ -139,7 +140,7 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 		}
 		if verb == "release" && !cmd.Bool("wait") && len(waits) > 0 &&
 			!slices.Equal(waits, []string{release.Withdrawing}) {
-			return errSilent
+			return command.ErrSilent
 		}
 		select {
 		case <-time.After(200 * time.Millisecond):
@@ -149,7 +150,7 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 				goes = "is still reset when no program uses it, and released"
 			}
 			say(goes+" until %s: virgate gpu restore --gpu %d ends that", r.Until.UTC().Format("15:04:05 MST"), r.Index)
-			return errSilent
+			return command.ErrSilent
 		}
 		list, err = askReleases(ctx, cmd, http.MethodGet, "", nil)
 		if err != nil {

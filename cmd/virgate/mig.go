@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/migchange"
@@ -131,7 +132,7 @@ func markBusy(gpus []partitionedGPU, names []string) error {
 	for _, name := range names {
 		selector, err := sharing.ParseSelector(name)
 		if err != nil {
-			return usageError{fmt.Errorf("--busy: %w", err)}
+			return command.Usage(fmt.Errorf("--busy: %w", err))
 		}
 		named := map[string]bool{}
 		for i, gpu := range gpus {
@@ -143,7 +144,7 @@ func markBusy(gpus []partitionedGPU, names []string) error {
 			gpus[i].state = gpu.state.WithBusy(func(uuid string) bool { return named[uuid] })
 		}
 		if len(named) == 0 {
-			return usageError{fmt.Errorf("--busy %q names no partition of this node", name)}
+			return command.Usage(fmt.Errorf("--busy %q names no partition of this node", name))
 		}
 	}
 	return nil
@@ -303,11 +304,11 @@ func migApplyCommand(environment environment) *cli.Command {
 			var failed error
 			err = show(cmd, nil, func(out *text) {
 				for _, gpu := range gpus {
-					out.line("%s", strings.TrimSuffix(
+					out.Line("%s", strings.TrimSuffix(
 						fmt.Sprintf("GPU %d: %q %s: %s", gpu.Index, gpu.Wanted, gpu.State, gpu.Reason), ": "))
 					out.WriteString(drawLayout(gpu))
 					if gpu.State != nodereport.LayoutApplied {
-						failed = errSilent
+						failed = command.ErrSilent
 					}
 				}
 			})

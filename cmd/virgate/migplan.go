@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
@@ -26,7 +27,7 @@ func migPlanCommand(environment environment) *cli.Command {
 			"GPUs that none of them can have, and 0 when one has it, can be changed, or waits until it is not in " +
 			"use.\n\n" +
 			"Example: virgate mig plan --node sim:a30x4+all-1g.6gb --name all-balanced --busy 0:1",
-		Flags: append(append(layoutFlags(environment), outputFlag("text")), planFlags()...),
+		Flags: append(append(layoutFlags(environment), command.OutputFlag("text")), planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			wanted, plans, warnings, err := planNode(ctx, cmd, environment)
 			if err != nil {
@@ -36,7 +37,7 @@ func migPlanCommand(environment environment) *cli.Command {
 				for _, p := range plans {
 					out.plan(p, wanted)
 				}
-				out.warnings(warnings)
+				out.Warnings(warnings)
 			})
 			return cmp.Or(err, impossible(plans))
 		},
@@ -50,7 +51,7 @@ func impossible(plans []gpuPlan) (err error) {
 		switch p.State {
 		case "":
 		case nodereport.LayoutFailed, nodereport.LayoutResetRequired:
-			err = errSilent
+			err = command.ErrSilent
 		default:
 			return nil
 		}
@@ -59,7 +60,7 @@ func impossible(plans []gpuPlan) (err error) {
 }
 
 func (t *text) plan(p gpuPlan, wanted sharing.MIGConfig) {
-	t.line("GPU %d, %s: %s", p.gpu.Index, p.gpu.Model, p.verdict(wanted))
+	t.Line("GPU %d, %s: %s", p.gpu.Index, p.gpu.Model, p.verdict(wanted))
 	if p.state.Enabled || p.Steps != nil {
 		t.WriteString(p.drawing("now", p.state.Enabled, p.Change.Before(p.state.Instances)))
 	}
@@ -67,10 +68,10 @@ func (t *text) plan(p gpuPlan, wanted sharing.MIGConfig) {
 		t.WriteString(p.drawing("then", p.Change.MIG, p.Change.After(p.state.Instances)))
 	}
 	for n, step := range p.Steps {
-		t.line("  %d. %s", n+1, step)
+		t.Line("  %d. %s", n+1, step)
 	}
 	for _, blocked := range p.Change.Blocked {
-		t.line("  waits: %s (%s)", blocked, blocked.UUID)
+		t.Line("  waits: %s (%s)", blocked, blocked.UUID)
 	}
 }
 
@@ -121,11 +122,11 @@ func migAssertCommand(environment environment) *cli.Command {
 			err = show(cmd, nil, func(out *text) {
 				for _, p := range plans {
 					if difference := p.difference(); difference != "" {
-						differs = errSilent
-						out.line("GPU %d: %s", p.gpu.Index, difference)
+						differs = command.ErrSilent
+						out.Line("GPU %d: %s", p.gpu.Index, difference)
 					}
 				}
-				out.warnings(warnings)
+				out.Warnings(warnings)
 			})
 			return cmp.Or(err, differs)
 		},

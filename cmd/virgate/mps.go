@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/nvml/driver"
@@ -90,7 +91,7 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 			}
 			config, err := configs.Parse("", nil, overridesOf(cmd, environment, settings))
 			if err != nil {
-				return usageError{err}
+				return command.Usage(err)
 			}
 			return superviseMPS(ctx, cmd, config.Startup, log)
 		},

@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/nvml"
@@ -50,18 +51,13 @@ func nodeFlags() []cli.Flag {
 
 // worldFlag sets the peculiarities of a simulated node.
 func worldFlag() cli.Flag {
-	return &cli.StringFlag{
-		Name: "sim-world",
-		Usage: "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, " +
-			"passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, " +
-			"confidential, lazy, persistence, unlisted=N, no-nodes, other-module=VERSION",
-	}
+	return &cli.StringFlag{Name: simnode.WorldFlag, Usage: simnode.WorldUsage}
 }
 
 // openGPUs returns the node's GPUs according to --node, --record and the settings of the driver,
 // with deadlines for driver calls. It does not call the driver yet.
 func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) (daemon.GPUs, error) {
-	library, err := openLibrary(cmd.String("node"), cmd.String("sim-world"), startup)
+	library, err := openLibrary(cmd.String("node"), cmd.String(simnode.WorldFlag), startup)
 	if err != nil {
 		return daemon.GPUs{}, err
 	}
@@ -142,7 +138,7 @@ func driverReplaced(
 		Logger:  log,
 	}
 	if err := watch.Check(); err != nil {
-		return nil, usageError{fmt.Errorf("--driver-root-watch: %w", err)}
+		return nil, command.Usage(fmt.Errorf("--driver-root-watch: %w", err))
 	}
 	return watch.Run, nil
 }
@@ -161,7 +157,8 @@ func openLibrary(name, world string, process configs.StartupSettings) (nvml.Libr
 		return openSimulated(simulated, world)
 	}
 	if world != "" {
-		return nil, usageError{fmt.Errorf("--sim-world %q goes with a simulated node, not with --node %s", world, name)}
+		return nil, command.Usage(fmt.Errorf("--sim-world %q goes with a simulated node, not with --node %s", world,
+			name))
 	}
 	if name == "auto" || name == "nvml" {
 		return driver.Open(driverOptions(process))
@@ -169,7 +166,7 @@ func openLibrary(name, world string, process configs.StartupSettings) (nvml.Libr
 	if path, ok := strings.CutPrefix(name, "trace:"); ok {
 		return openTrace(path)
 	}
-	return nil, usageError{fmt.Errorf("--node %q is none of auto, nvml, trace:FILE, sim:NAME, sim:FILE", name)}
+	return nil, command.Usage(fmt.Errorf("--node %q is none of auto, nvml, trace:FILE, sim:NAME, sim:FILE", name))
 }
 
 func driverOptions(process configs.StartupSettings) driver.Options {
@@ -225,7 +222,7 @@ func openSimulated(name, world string) (*simnode.Node, error) {
 	node, err := namedNode(name)
 	if err == nil && world != "" {
 		if err := node.SetWorld(world); err != nil {
-			return nil, usageError{fmt.Errorf("--sim-world: %w", err)}
+			return nil, command.Usage(fmt.Errorf("--sim-world: %w", err))
 		}
 	}
 	return node, err

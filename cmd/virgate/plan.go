@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/sharing"
@@ -40,7 +41,7 @@ func planCommand(environment environment) *cli.Command {
 			Value: "node",
 			Usage: "with --dra: the Node's name",
 		},
-		outputFlag("table", "wide", "yaml"),
+		command.OutputFlag("table", "wide", "yaml"),
 	)
 	flags = append(flags, configFlags(environment, true)...)
 	flags = append(flags, planNodeFlags(environment)...)
@@ -58,7 +59,7 @@ func planCommand(environment environment) *cli.Command {
 				return err
 			}
 			if cmd.String("config") == configsource.Stdin && cmd.String("from") == configsource.Stdin {
-				return usageError{errors.New("--config and --from are both standard input, which can be read once")}
+				return command.Usage(errors.New("--config and --from are both standard input, which can be read once"))
 			}
 			name := cmp.Or(configsource.Name(cmd.String("config")), "flags")
 			chooser, err := newNodeChoice(ctx, cmd, overrides)
@@ -165,10 +166,10 @@ func planCommand(environment environment) *cli.Command {
 			}
 			return show(cmd, report, func(out *text) {
 				if chooser != nil {
-					out.line("before: %s\nthen:   %s\n", before, choice)
+					out.Line("before: %s\nthen:   %s\n", before, choice)
 				}
 				out.changes(changes)
-				out.warnings(warnings)
+				out.Warnings(warnings)
 			})
 		},
 	}
@@ -228,17 +229,17 @@ func (r planReport) show(cmd *cli.Command, layout string) error {
 	return show(cmd, r, func(out *text) {
 		wide := cmd.String("output") == "wide"
 		if r.Choice != nil {
-			out.line("%s\n", r.Choice)
+			out.Line("%s\n", r.Choice)
 		}
 		if r.Now != nil {
-			out.line("now:")
+			out.Line("now:")
 			out.planned(r.Now.Resources, wide)
-			out.line("\nwith the MIG layout %q:", layout)
+			out.Line("\nwith the MIG layout %q:", layout)
 		}
 		if len(r.Resources) > 0 || r.Choice == nil {
 			out.planned(r.Resources, wide)
 		}
-		out.warnings(slices.Concat(r.hints, r.Warnings))
+		out.Warnings(slices.Concat(r.hints, r.Warnings))
 	})
 }
 
@@ -248,7 +249,7 @@ func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
 	if wide {
 		header = append(header, "GPU×DEVICES")
 	}
-	table := t.table(header...)
+	table := t.Table(header...)
 	for _, r := range resources {
 		replicas := strconv.Itoa(r.Replicas)
 		if r.MaxReplicas > 0 {
@@ -262,12 +263,12 @@ func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
 		if wide && gpus != nil {
 			cells = append(cells, strings.Join(gpus, " "))
 		}
-		table.row(cells...)
+		table.Row(cells...)
 	}
-	table.end()
+	table.End()
 	for _, r := range resources {
 		if r.Share != nil {
-			t.line("%s: a share is %d %% of the multiprocessors and %d MiB of memory at most", r.Name,
+			t.Line("%s: a share is %d %% of the multiprocessors and %d MiB of memory at most", r.Name,
 				r.Share.ThreadPercentage, r.Share.PinnedMemory>>20)
 		}
 	}
@@ -277,7 +278,7 @@ func (t *text) planned(resources []sharing.ResourceSummary, wide bool) {
 func nameHolders(ctx context.Context, address string, changes []sharing.Change) error {
 	address, err := dialAddress(address)
 	if err != nil {
-		return usageError{fmt.Errorf("--addr: %w", err)}
+		return command.Usage(fmt.Errorf("--addr: %w", err))
 	}
 	status, _, err := getStatus(ctx, address, "")
 	if err != nil {
@@ -357,15 +358,15 @@ type changesReport struct {
 
 func (t *text) changes(changes []sharing.Change) {
 	if len(changes) == 0 {
-		t.line("nothing changes")
+		t.Line("nothing changes")
 	}
-	table := t.table()
+	table := t.Table()
 	for _, c := range changes {
 		what := string(c.Kind)
 		if c.OldName != "" {
 			what += " from " + c.OldName
 		}
-		table.row(c.Name, what, fmt.Sprintf("%d → %d devices", c.Before, c.After), c.Takes)
+		table.Row(c.Name, what, fmt.Sprintf("%d → %d devices", c.Before, c.After), c.Takes)
 	}
-	table.end()
+	table.End()
 }

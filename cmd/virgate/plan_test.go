@@ -221,3 +221,43 @@ func TestCommandsEndWhileTheyRead(t *testing.T) {
 		})
 	}
 }
+
+// TestPlanNodeOfTheCluster reads the labels of a Node that is named, and says why it cannot.
+func TestPlanNodeOfTheCluster(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/api/v1/nodes/n1" {
+			http.NotFound(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte(`{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"name":"n1","labels":{"nvidia.com/device-plugin.config":"four"}}}`))
+	}))
+	defer server.Close()
+	profiles := filepath.Join(t.TempDir(), "profiles.yaml")
+	const text = `apiVersion: v1
+kind: ConfigMap
+metadata: {name: p, namespace: gpu}
+data:
+  two: "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}"
+  four: "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}"
+`
+	if err := os.WriteFile(profiles, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		node, kubeconfig string
+		code             int
+		want             string
+	}{
+		{"n1", kubeconfigOf(t, server.URL), 0, "four"},
+		{"n2", kubeconfigOf(t, server.URL), 1, "virgate: read node n2: "},
+		{"n1", "/none", 1, "virgate: --node-object n1: there is no such file, and the cluster is not known: find the API server: "},
+	} {
+		var out, errors strings.Builder
+		code := run(t.Context(), []string{"virgate", "plan", "--node", "sim:t4", "--config", profiles, "--node-object", test.node, "--kubeconfig", test.kubeconfig},
+			func(string) (string, bool) { return "", false }, &out, &errors)
+		if said := out.String() + errors.String(); code != test.code || !strings.Contains(said, test.want) {
+			t.Errorf("%s: exit code %d, %s", test.node, code, said)
+		}
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v3"
 	"sigs.k8s.io/yaml"
 
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/host"
@@ -30,11 +31,11 @@ func planDRA(
 	output := cmd.String("output")
 	switch {
 	case !cmd.Bool("dra"):
-		return usageError{errors.New("--output yaml goes with --dra")}
+		return command.Usage(errors.New("--output yaml goes with --dra"))
 	case cmd.IsSet("from"):
-		return usageError{errors.New("--dra and --from exclude each other")}
+		return command.Usage(errors.New("--dra and --from exclude each other"))
 	case cmd.IsSet("output") && output != "yaml" && output != "json":
-		return usageError{fmt.Errorf("--output %q is neither yaml nor json, which --dra takes", output)}
+		return command.Usage(fmt.Errorf("--output %q is neither yaml nor json, which --dra takes", output))
 	}
 	plan := sharing.NewPlan(gpus, profile)
 	n := dra.Node{

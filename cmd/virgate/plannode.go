@@ -17,11 +17,12 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/configs"
-	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/sharing"
 )
@@ -85,15 +86,15 @@ func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Over
 	}
 	switch {
 	case cmd.String("config") == "":
-		return nil, usageError{errors.New(
-			"--labels and --node-object need --config, a ConfigMap manifest with profiles")}
+		return nil, command.Usage(errors.New(
+			"--labels and --node-object need --config, a ConfigMap manifest with profiles"))
 	case cmd.String("config-key") != "":
-		return nil, usageError{errors.New(
-			"--config-key names the profile that --labels and --node-object are to choose: leave it out")}
+		return nil, command.Usage(errors.New(
+			"--config-key names the profile that --labels and --node-object are to choose: leave it out"))
 	case cmd.String("node-object") == configsource.Stdin &&
 		(cmd.String("config") == configsource.Stdin || cmd.String("from") == configsource.Stdin):
-		return nil, usageError{errors.New(
-			"--node-object and a profile are both standard input, which can be read once")}
+		return nil, command.Usage(errors.New(
+			"--node-object and a profile are both standard input, which can be read once"))
 	}
 	c := &nodeChoice{
 		cmd:       cmd,
@@ -103,7 +104,7 @@ func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Over
 	var err error
 	c.fallbacks, err = configsource.ParseFallbacks(cmd.String("fallback-strategies"))
 	if err != nil {
-		return nil, usageError{fmt.Errorf("--fallback-strategies: %w", err)}
+		return nil, command.Usage(fmt.Errorf("--fallback-strategies: %w", err))
 	}
 	if object := cmd.String("node-object"); object != "" {
 		c.labels, err = nodeObjectLabels(ctx, object, cmd.String("kubeconfig"))
@@ -113,7 +114,7 @@ func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Over
 	}
 	given, err := labels.ConvertSelectorToLabelsMap(cmd.String("labels"))
 	if err != nil {
-		return nil, usageError{fmt.Errorf("--labels: %w", err)}
+		return nil, command.Usage(fmt.Errorf("--labels: %w", err))
 	}
 	maps.Copy(c.labels, given)
 	return c, nil
@@ -126,19 +127,14 @@ func nodeObjectLabels(ctx context.Context, object, kubeconfig string) (map[strin
 	if _, err := os.Stat(object); object != configsource.Stdin && errors.Is(err, os.ErrNotExist) &&
 		!strings.ContainsAny(object, "/") && !strings.HasSuffix(object, ".yaml") &&
 		!strings.HasSuffix(object, ".json") {
-		config, _, err := cluster.Config(kubeconfig, "")
+		config, _, err := configsource.UserConfig(kubeconfig, "")
 		if err != nil {
 			return nil, fmt.Errorf("--node-object %s: there is no such file, and the cluster is not known: %w", object,
 				err)
 		}
-		core, err := cluster.Core(config, "virgate-plan")
-		if err == nil {
-			err = core.Get().Resource("nodes").Name(object).Do(ctx).Into(&node)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read node %s: %w", object, err)
-		}
-		return nonNil(node.Labels), nil
+		config.UserAgent = "virgate-plan"
+		found, err := nodestatus.NodeLabels(ctx, config, object)
+		return nonNil(found), err
 	}
 	data, err := configsource.Read(ctx, object)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/agent"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/mps"
@@ -127,7 +128,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 				"quiet-time", "stop-after", "retire-after", "rescan", "probe", "drain-timeout", "sample",
 			} {
 				if cmd.Duration(name) <= 0 {
-					return usageError{fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name))}
+					return command.Usage(fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name)))
 				}
 			}
 			klog.SetSlogLogger(log) // Give client-go's lines the format of the others.
@@ -147,8 +148,8 @@ func logLevelFlag() cli.Flag {
 func newLog(cmd *cli.Command, stderr io.Writer) (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
-		return nil, usageError{fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)",
-			cmd.String("log-level"))}
+		return nil, command.Usage(fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)",
+			cmd.String("log-level")))
 	}
 	return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})), nil
 }

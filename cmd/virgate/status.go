@@ -14,6 +14,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
@@ -34,12 +35,12 @@ func statusCommand() *cli.Command {
 				Value: "localhost:9400",
 				Usage: "the HTTP address of the running Virgate, on loopback with the port of its --listen",
 			},
-			outputFlag("table"),
+			command.OutputFlag("table"),
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			address, err := dialAddress(cmd.String("addr"))
 			if err != nil {
-				return usageError{fmt.Errorf("--addr: %w", err)}
+				return command.Usage(fmt.Errorf("--addr: %w", err))
 			}
 			status, answer, err := getStatus(ctx, address, onCluster(cmd, "addr"))
 			if err != nil {
@@ -95,26 +96,26 @@ func (t *text) status(s status.Status) {
 	if s.Profile.Applied != nil {
 		applied = profileName(*s.Profile.Applied)
 	}
-	table := t.table()
-	table.row("node", cmp.Or(s.Node, "-"))
-	table.row("virgate", fmt.Sprintf("%s, %s, %s", s.Version, s.Role, ready))
-	table.row("profile", fmt.Sprintf("%s since %s", s.Profile.State, s.Profile.Since.Format(time.RFC3339)))
-	table.row("  wanted", profileName(s.Profile.Wanted))
+	table := t.Table()
+	table.Row("node", cmp.Or(s.Node, "-"))
+	table.Row("virgate", fmt.Sprintf("%s, %s, %s", s.Version, s.Role, ready))
+	table.Row("profile", fmt.Sprintf("%s since %s", s.Profile.State, s.Profile.Since.Format(time.RFC3339)))
+	table.Row("  wanted", profileName(s.Profile.Wanted))
 	if s.Profile.Wanted.By != "" {
-		table.row("  chosen by", s.Profile.Wanted.By)
+		table.Row("  chosen by", s.Profile.Wanted.By)
 	}
-	table.row("  applied", applied)
+	table.Row("  applied", applied)
 	if s.Profile.Delayed != nil {
-		table.row("  delayed", "the changed ConfigMap is taken at "+s.Profile.Delayed.UTC().Format(time.RFC3339))
+		table.Row("  delayed", "the changed ConfigMap is taken at "+s.Profile.Delayed.UTC().Format(time.RFC3339))
 	}
 	if s.HoldersAt != nil {
-		table.row("holders", fmt.Sprintf("as the kubelet said %s ago", s.At.Sub(*s.HoldersAt).Round(time.Millisecond)))
+		table.Row("holders", fmt.Sprintf("as the kubelet said %s ago", s.At.Sub(*s.HoldersAt).Round(time.Millisecond)))
 	}
-	table.end()
+	table.End()
 	list := func(what string, lines ...string) {
 		for _, line := range lines {
 			if line != "" {
-				t.line("%s: %s", what, line)
+				t.Line("%s: %s", what, line)
 			}
 		}
 	}
@@ -124,14 +125,14 @@ func (t *text) status(s status.Status) {
 	list("GPUs not read", s.Unread)
 	leaving := slices.ContainsFunc(s.Resources, func(r status.Resource) bool { return r.Leaving > 0 || r.Dropped })
 	if leaving && !s.KubeletKnown {
-		t.line("kubelet: what it holds and has applied is not known; no device is removed")
+		t.Line("kubelet: what it holds and has applied is not known; no device is removed")
 	}
-	t.line("")
+	t.Line("")
 	t.resources(s.Resources)
-	t.line("")
+	t.Line("")
 	t.units(s)
 	if len(s.Layouts) > 0 {
-		t.line("")
+		t.Line("")
 		t.layouts(s.Layouts)
 	}
 	t.daemons(s.GPUs)
@@ -139,8 +140,8 @@ func (t *text) status(s status.Status) {
 		t.byClaims(*s.DRA)
 	}
 	if len(s.Warnings) > 0 {
-		t.line("")
-		t.warnings(s.Warnings)
+		t.Line("")
+		t.Warnings(s.Warnings)
 	}
 }
 
@@ -163,19 +164,19 @@ func (t *text) resources(resources []status.Resource) {
 		}
 		return strconv.Itoa(*n)
 	}
-	table := t.table("RESOURCE", "STRATEGY", "DEVICES", "HEALTHY", "HELD", "FREE", "LEAVING", "STREAMS")
+	table := t.Table("RESOURCE", "STRATEGY", "DEVICES", "HEALTHY", "HELD", "FREE", "LEAVING", "STREAMS")
 	for _, r := range resources {
 		strategy := cmp.Or(r.Strategy, "-")
 		if r.Dropped {
 			strategy = "dropped"
 		}
-		table.row(r.Name, strategy, r.Devices, r.Healthy, count(r.Held), count(r.Free), r.Leaving, r.Streams)
+		table.Row(r.Name, strategy, r.Devices, r.Healthy, count(r.Held), count(r.Free), r.Leaving, r.Streams)
 	}
-	table.end()
+	table.End()
 }
 
 func (t *text) units(s status.Status) {
-	table := t.table("GPU", "UNIT", "MODEL", "RESOURCE", "HELD", "HEALTH", "HOLDERS")
+	table := t.Table("GPU", "UNIT", "MODEL", "RESOURCE", "HELD", "HEALTH", "HOLDERS")
 	unit := func(u status.Unit, model string) {
 		held := "?"
 		if s.HoldersKnown {
@@ -188,12 +189,12 @@ func (t *text) units(s status.Status) {
 				holders[i] += " (" + claim + ")"
 			}
 		}
-		table.row(cmp.Or(u.Index, "-"), u.ID, model, cmp.Or(u.Resource, "-"), held, healthText(u.Health),
+		table.Row(cmp.Or(u.Index, "-"), u.ID, model, cmp.Or(u.Resource, "-"), held, healthText(u.Health),
 			strings.Join(holders, " "))
 	}
 	for _, g := range s.GPUs {
 		if len(g.Units) == 0 || g.Units[0].ID != g.UUID && g.Health.State != sharing.Healthy {
-			table.row(g.Index, g.UUID, g.Model, "-", "-", healthText(g.Health), "")
+			table.Row(g.Index, g.UUID, g.Model, "-", "-", healthText(g.Health), "")
 		}
 		for _, u := range g.Units {
 			unit(u, cmp.Or(u.Profile, g.Model))
@@ -202,7 +203,7 @@ func (t *text) units(s status.Status) {
 	for _, u := range s.Elsewhere {
 		unit(u, "not on this node")
 	}
-	table.end()
+	table.End()
 }
 
 // daemons prints the MPS daemons, if there are any.
@@ -210,14 +211,14 @@ func (t *text) daemons(gpus []status.GPU) {
 	if !slices.ContainsFunc(gpus, func(g status.GPU) bool { return len(g.MPS) > 0 }) {
 		return
 	}
-	t.line("")
-	table := t.table("GPU", "MPS DAEMON OF", "STATE", "REASON")
+	t.Line("")
+	table := t.Table("GPU", "MPS DAEMON OF", "STATE", "REASON")
 	for _, g := range gpus {
 		for _, d := range g.MPS {
-			table.row(g.Index, d.ID, d.Phase, cmp.Or(d.Reason, "-"))
+			table.Row(g.Index, d.ID, d.Phase, cmp.Or(d.Reason, "-"))
 		}
 	}
-	table.end()
+	table.End()
 }
 
 // byClaims prints what is offered by Dynamic Resource Allocation.
@@ -226,25 +227,25 @@ func (t *text) byClaims(s status.DRA) {
 	if s.Registered {
 		registered = "registered with the kubelet"
 	}
-	t.line("")
-	t.line("DRA: %s, %d ResourceSlices", registered, s.Slices)
+	t.Line("")
+	t.Line("DRA: %s, %d ResourceSlices", registered, s.Slices)
 	for _, line := range s.Unwell() {
-		t.line("%s", line)
+		t.Line("%s", line)
 	}
-	table := t.table("DEVICE BY CLAIMS", "PATH", "CLAIMS")
+	table := t.Table("DEVICE BY CLAIMS", "PATH", "CLAIMS")
 	for _, d := range s.Devices() {
-		table.row(d.Name, d.Path, cmp.Or(strings.Join(d.Claims, " "), "-"))
+		table.Row(d.Name, d.Path, cmp.Or(strings.Join(d.Claims, " "), "-"))
 	}
-	table.end()
+	table.End()
 }
 
 // layouts prints the GPUs that are partitioned.
 func (t *text) layouts(layouts []nodereport.GPULayout) {
-	table := t.table("GPU", "MIG LAYOUT", "STATE", "REASON")
+	table := t.Table("GPU", "MIG LAYOUT", "STATE", "REASON")
 	for _, gpu := range layouts {
-		table.row(gpu.Index, gpu.Wanted, gpu.State, cmp.Or(gpu.Reason, "-"))
+		table.Row(gpu.Index, gpu.Wanted, gpu.State, cmp.Or(gpu.Reason, "-"))
 	}
-	table.end()
+	table.End()
 }
 
 func healthText(h status.Health) string {

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/nodestatus"
@@ -68,13 +69,13 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 	nodes := cmd.StringSlice("node")
 	switch {
 	case cmd.Bool("all") && len(nodes) > 0:
-		return usageError{errors.New("--node and --all exclude each other")}
+		return command.Usage(errors.New("--node and --all exclude each other"))
 	case !cmd.Bool("all") && len(nodes) == 0 && !cmd.Bool("host"):
-		return usageError{errors.New("uninstall needs --node, --all or --host")}
+		return command.Usage(errors.New("uninstall needs --node, --all or --host"))
 	case cmd.Duration("wait") < 0:
-		return usageError{fmt.Errorf("--wait must not be less than 0, got %s", cmd.Duration("wait"))}
+		return command.Usage(fmt.Errorf("--wait must not be less than 0, got %s", cmd.Duration("wait")))
 	case strings.Contains(cmd.String("domain"), "/") || cmd.String("domain") == "":
-		return usageError{fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q", cmd.String("domain"))}
+		return command.Usage(fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q", cmd.String("domain")))
 	}
 	out := cmd.Root().Writer
 	if cmd.Bool("host") {

@@ -24,7 +24,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
@@ -57,26 +56,6 @@ type Options struct {
 	// StatusTimeout limits the request for one node's status page, AllTimeout all of them together.
 	// With StatusTimeout 0 no status page is read.
 	StatusTimeout, AllTimeout time.Duration
-}
-
-// Config finds the API server as kubectl does: from the kubeconfig file at path, KUBECONFIG,
-// ~/.kube/config, or a pod's service account. It also returns the context's namespace.
-func Config(path, context string) (config *rest.Config, namespace string, err error) {
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = path
-	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
-		&clientcmd.ConfigOverrides{CurrentContext: context})
-	config, err = loader.ClientConfig()
-	if err == nil {
-		namespace, _, err = loader.Namespace()
-	}
-	if clientcmd.IsEmptyConfig(err) {
-		err = errors.New("no kubeconfig found: set --kubeconfig or KUBECONFIG")
-	}
-	if err != nil {
-		return nil, "", fmt.Errorf("find the API server: %w", err)
-	}
-	return config, namespace, nil
 }
 
 // Client reads from the API server.

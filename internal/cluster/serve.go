@@ -152,7 +152,7 @@ func (p *Page) Handler(secret string) http.Handler {
 		}
 		given, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 		if subtle.ConstantTimeCompare([]byte(given), []byte(secret)) != 1 {
-			http.Error(w, "open the whole address that virgate cluster --serve has printed", http.StatusForbidden)
+			http.Error(w, "open the whole address that kubectl virgate --serve has printed", http.StatusForbidden)
 			return
 		}
 		select {

@@ -90,7 +90,7 @@ async function ask() {
     heard = Date.now();
     lost.hidden = true;
   } catch (error) {
-    lost.textContent = `virgate cluster --serve has not answered since ${new Date(heard).toLocaleTimeString()}; what is shown is from before. ${error.message}`;
+    lost.textContent = `kubectl virgate --serve has not answered since ${new Date(heard).toLocaleTimeString()}; what is shown is from before. ${error.message}`;
     lost.hidden = false;
   }
 }

@@ -458,7 +458,7 @@ func (a *Answer) nodes(q *Question, asks string) {
 		{CauseAffinity, "another node selector or affinity would open %s"},
 		{CauseCordoned, "kubectl uncordon would open %s"},
 		{CauseNotReady, "%s would take it when ready again"},
-		{CauseUnhealthy, "%s could run it if all devices were healthy: see virgate cluster gpus"},
+		{CauseUnhealthy, "%s could run it if all devices were healthy: see kubectl virgate gpus"},
 		{
 			CauseSwitching,
 			"%s will take it when the pods have ended that its switch waits for; the profile's retireAfter.switch " +
@@ -495,7 +495,7 @@ func (a *Answer) nodes(q *Question, asks string) {
 	}
 	for _, group := range a.Groups {
 		if slices.ContainsFunc(group.Causes, func(b Barrier) bool { return b.Cause == CauseProfile }) {
-			help("virgate cluster nodes shows what became of the profiles")
+			help("kubectl virgate nodes shows what became of the profiles")
 			break
 		}
 	}

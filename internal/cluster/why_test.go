@@ -131,7 +131,7 @@ func TestWhy(t *testing.T) {
 				"n2: noResource (no nvidia.com/x) + profile (the profile b, which is wanted there, is pending)",
 				"n1: noResource (no nvidia.com/x) + profile (the profile b, which is wanted there, is rejected: b:3: wrong)",
 				"n3: noResource (no nvidia.com/x)",
-				"help: the nearest name that nodes have is nvidia.com/gpu, on 3 nodes", "help: virgate cluster nodes shows what became of the profiles", unscheduledNote,
+				"help: the nearest name that nodes have is nvidia.com/gpu, on 3 nodes", "help: kubectl virgate nodes shows what became of the profiles", unscheduledNote,
 			},
 		},
 		{
@@ -149,7 +149,7 @@ func TestWhy(t *testing.T) {
 		},
 		{
 			"unhealthy", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), nil,
-			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (3 of 4 nvidia.com/gpu unhealthy, 1 free)", "help: 1 node could run it if all devices were healthy: see virgate cluster gpus", unscheduledNote},
+			[]string{"waiting", "a/p waits for 2 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (3 of 4 nvidia.com/gpu unhealthy, 1 free)", "help: 1 node could run it if all devices were healthy: see kubectl virgate gpus", unscheduledNote},
 		},
 		{
 			"unhealthy and held", waitingPod("p", "", 2), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "1") })), []*corev1.Pod{waitingPod("h", "n1", 3)},
@@ -169,7 +169,7 @@ func TestWhy(t *testing.T) {
 		},
 		{
 			"unhealthy, and the rest is held", waitingPod("p", "", 1), only(gpuNode("n1", func(n *corev1.Node) { amount(n.Status.Allocatable, "nvidia.com/gpu", "2") })), []*corev1.Pod{waitingPod("h", "n1", 2)},
-			[]string{"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (2 of 4 nvidia.com/gpu unhealthy, 2 held, 0 free) < a/h", "help: 1 node could run it if all devices were healthy: see virgate cluster gpus", unscheduledNote},
+			[]string{"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (2 of 4 nvidia.com/gpu unhealthy, 2 held, 0 free) < a/h", "help: 1 node could run it if all devices were healthy: see kubectl virgate gpus", unscheduledNote},
 		},
 		{
 			"switching, full", waitingPod("p", "", 1), only(gpuNode("n1", profile("switching"), func(n *corev1.Node) {
@@ -190,7 +190,7 @@ func TestWhy(t *testing.T) {
 				"waiting", "a/p waits for nvidia.com/gpu.shared, which no node has; 1 node is switching to another profile",
 				"n1: noResource (no nvidia.com/gpu.shared) + profile (the node is switching to the profile b)", "n1: Switching: 4 GPUs wait: 0 held as nvidia.com/gpu by a/h",
 				"help: the nearest name that nodes have is nvidia.com/gpu, on 1 node", "help: what the switch on n1 waits for has to end there, if the profile brings the resource",
-				"help: virgate cluster nodes shows what became of the profiles", unscheduledNote,
+				"help: kubectl virgate nodes shows what became of the profiles", unscheduledNote,
 			},
 		},
 		{
@@ -200,7 +200,7 @@ func TestWhy(t *testing.T) {
 			})), nil,
 			[]string{
 				"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (4 of 4 nvidia.com/gpu unhealthy, 0 free)", "n1: PausedForMIGChange: no GPU is offered",
-				"help: 1 node could run it if all devices were healthy: see virgate cluster gpus", unscheduledNote,
+				"help: 1 node could run it if all devices were healthy: see kubectl virgate gpus", unscheduledNote,
 			},
 		},
 		{

@@ -39,6 +39,26 @@ func RESTConfig(path string) (*rest.Config, error) {
 	return config, nil
 }
 
+// UserConfig finds the API server as kubectl does: from the kubeconfig file at path, KUBECONFIG,
+// ~/.kube/config, or a pod's service account. It also returns the context's namespace.
+func UserConfig(path, context string) (config *rest.Config, namespace string, err error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = path
+	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules,
+		&clientcmd.ConfigOverrides{CurrentContext: context})
+	config, err = loader.ClientConfig()
+	if err == nil {
+		namespace, _, err = loader.Namespace()
+	}
+	if clientcmd.IsEmptyConfig(err) {
+		err = errors.New("no kubeconfig found: set --kubeconfig or KUBECONFIG")
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("find the API server: %w", err)
+	}
+	return config, namespace, nil
+}
+
 // Client reads from the API server. Clients whose RESTConfig has the same path share a connection.
 type Client struct {
 	// watcher returns a watcher that keeps the store up to date.

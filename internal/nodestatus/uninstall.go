@@ -39,6 +39,16 @@ type listed struct {
 // metadataList requests only the metadata of a list's objects.
 const metadataList = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
+// NodeLabels returns the labels of the Node of that name.
+func NodeLabels(ctx context.Context, config *rest.Config, node string) (map[string]string, error) {
+	c, err := connect(config, node, 15*time.Second)
+	if err != nil {
+		return nil, err
+	}
+	object, err := c.metadata(ctx)
+	return object.Labels, err
+}
+
 // NodeNames returns the names of all Nodes of the cluster, sorted.
 func NodeNames(ctx context.Context, config *rest.Config) ([]string, error) {
 	c, err := connect(config, "all", 15*time.Second)

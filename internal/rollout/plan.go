@@ -104,8 +104,8 @@ func planOf(object *corev1.ConfigMap) (plan, error) {
 		decoder := json.NewDecoder(bytes.NewBufferString(object.Data[key]))
 		decoder.DisallowUnknownFields()
 		if err := decoder.Decode(into); err != nil {
-			return plan{}, fmt.Errorf("ConfigMap %s/%s: %s is not as virgate rollout writes it: %w", object.Namespace,
-				object.Name, key, err)
+			return plan{}, fmt.Errorf("ConfigMap %s/%s: %s is not as kubectl virgate rollout writes it: %w",
+				object.Namespace, object.Name, key, err)
 		}
 	}
 	for _, g := range groups {
@@ -115,7 +115,7 @@ func planOf(object *corev1.ConfigMap) (plan, error) {
 	}
 	slices.SortFunc(p.members, func(a, b member) int { return cmp.Compare(a.name, b.name) })
 	if err := p.check(object.Name); err != nil {
-		return plan{}, fmt.Errorf("ConfigMap %s/%s is not as virgate rollout writes it: %w", object.Namespace,
+		return plan{}, fmt.Errorf("ConfigMap %s/%s is not as kubectl virgate rollout writes it: %w", object.Namespace,
 			object.Name, err)
 	}
 	return p, nil

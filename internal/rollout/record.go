@@ -122,7 +122,7 @@ type Progress struct {
 	Unhealthy int64 `json:"unhealthy,omitempty"`
 }
 
-// progressOf reads the annotation. It returns nil for one that virgate rollout cannot have written.
+// progressOf reads the annotation. It returns nil for one that kubectl virgate rollout cannot have written.
 func progressOf(n *corev1.Node) *Progress {
 	var p Progress
 	err := json.Unmarshal([]byte(n.Annotations[RecordAnnotation]), &p)

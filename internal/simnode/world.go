@@ -11,6 +11,14 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
+// WorldFlag is the flag of programs whose value is SetWorld's list, and WorldUsage its help.
+const (
+	WorldFlag  = "sim-world"
+	WorldUsage = "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, " +
+		"passthrough, client=NAME, own-pids, moving-minors, late-profiles, no-subscription, old-driver, fabric, " +
+		"confidential, lazy, persistence, unlisted=N, no-nodes, other-module=VERSION"
+)
+
 // SetWorld changes how the node answers calls. It must be called before the node is used. The list
 // is separated by commas; docs/internals/nvml.md describes the calls:
 //

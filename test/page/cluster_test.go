@@ -139,7 +139,7 @@ func clusterPage(t *testing.T, count int, watch bool) (address string) {
 	return strings.TrimPrefix(server.URL, "http://")
 }
 
-// TestClusterPage: the page of virgate cluster --serve in a browser, with 1, 50 and 1,000 nodes: the
+// TestClusterPage: the page of kubectl virgate --serve in a browser, with 1, 50 and 1,000 nodes: the
 // filters of its address are in force, it takes in what changes, and it breaks no policy of its own.
 func TestClusterPage(t *testing.T) {
 	path := chromium(t)

@@ -1,5 +1,5 @@
 // Package page looks at the page /status of the running program, and at that of
-// virgate cluster --serve, in a real browser. It needs Debian's package chromium and is skipped where that is not
+// kubectl virgate --serve, in a real browser. It needs Debian's package chromium and is skipped where that is not
 // installed. CHROMIUM=required, which CI sets, makes that a failure.
 package page
 
@@ -61,11 +61,11 @@ func (b browser) run(arguments ...string) (output, complaints string) {
 // HTTP address when all of its pods run.
 func demo(t *testing.T) (address string) {
 	t.Helper()
-	virgate, err := program.Build(t.TempDir())
+	virgate, err := program.Build(t.TempDir(), "virgate-demo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := program.Start(exec.Command(virgate, "demo", "--serve", "--verbose", "--listen", "127.0.0.1:0"))
+	p, err := program.Start(exec.Command(virgate, "--serve", "--verbose", "--listen", "127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)
 	}

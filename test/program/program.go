@@ -1,4 +1,4 @@
-// Package program builds virgate and starts it, for tests that need it as a separate process. What
+// Package program builds Virgate's programs and starts them, for tests that need it as a separate process. What
 // can be tested within one process uses internal/daemon.
 package program
 
@@ -22,32 +22,32 @@ import (
 // Patience is how long anything may take on a busy machine. A longer wait is an error.
 const Patience = await.Patience
 
-// Build builds virgate as dir/virgate and returns that path. It uses the race detector if the test
+// Build builds the program of cmd/name as dir/name and returns that path. It uses the race detector if the test
 // does. It reads the folders of all sources, because the go command reuses a cached pass until
 // something changes that the test itself has read.
-func Build(dir string) (string, error) {
-	path := filepath.Join(dir, "virgate")
+func Build(dir, name string) (string, error) {
+	path := filepath.Join(dir, name)
 	arguments := []string{"build", "-buildvcs=false", "-o", path}
 	if RaceDetector() {
 		arguments = append(arguments, "-race")
 	}
-	const virgate = "github.com/virgate/virgate/cmd/virgate"
+	source := "github.com/virgate/virgate/cmd/" + name
 	const sources = `{{if .Module}}{{if .Module.Main}}{{.Dir}}{{range .EmbedFiles}}
 {{$.Dir}}/{{.}}{{end}}{{end}}{{end}}`
-	list, err := goTool("list", "-deps", "-f", sources, virgate)
+	list, err := goTool("list", "-deps", "-f", sources, source)
 	if err != nil {
 		return "", err
 	}
-	for source := range strings.FieldsSeq(list) {
-		info, err := os.Stat(source)
+	for path := range strings.FieldsSeq(list) {
+		info, err := os.Stat(path)
 		if err == nil && info.IsDir() {
-			_, err = os.ReadDir(source)
+			_, err = os.ReadDir(path)
 		}
 		if err != nil {
 			return "", err
 		}
 	}
-	_, err = goTool(append(arguments, virgate)...)
+	_, err = goTool(append(arguments, source)...)
 	return path, err
 }
 

@@ -28,11 +28,15 @@ const answersFile = "testdata/answers.txt"
 // its profile, and the demos of limits.
 func TestLive(t *testing.T) {
 	tool(t, "prometheus")
-	virgate, err := program.Build(t.TempDir())
+	virgate, err := program.Build(t.TempDir(), "virgate")
 	if err != nil {
 		t.Fatal(err)
 	}
-	targets := []scraped{{"demo", startDemo(t, virgate)}, {"refusing", startRefusing(t, virgate)}, {"limits", startLimits(t, virgate, "guard")}, {"mps", startLimits(t, virgate, "mps")}}
+	demo, err := program.Build(t.TempDir(), "virgate-demo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := []scraped{{"demo", startDemo(t, demo)}, {"refusing", startRefusing(t, virgate)}, {"limits", startLimits(t, demo, "guard")}, {"mps", startLimits(t, demo, "mps")}}
 	s := startServer(t, targets...)
 
 	t.Run("questions", func(t *testing.T) { askQuestions(t, s) })
@@ -42,9 +46,9 @@ func TestLive(t *testing.T) {
 
 var listens = regexp.MustCompile(`msg="http listens" address=(\S+)`)
 
-func startDemo(t *testing.T, virgate string) (address string) {
+func startDemo(t *testing.T, path string) (address string) {
 	t.Helper()
-	demo := start(t, virgate, "demo", "--serve", "--verbose", "--listen", "127.0.0.1:0")
+	demo := start(t, path, "--serve", "--verbose", "--listen", "127.0.0.1:0")
 	demo.await(t, regexp.MustCompile(`(Serving on)`))
 	return demo.await(t, listens)
 }
@@ -70,9 +74,9 @@ func startRefusing(t *testing.T, virgate string) (address string) {
 	return address
 }
 
-func startLimits(t *testing.T, virgate, scenario string) (address string) {
+func startLimits(t *testing.T, path, scenario string) (address string) {
 	t.Helper()
-	limits := start(t, virgate, "demo", "--scenario", scenario, "--serve", "--verbose", "--listen", "127.0.0.1:0")
+	limits := start(t, path, "--scenario", scenario, "--serve", "--verbose", "--listen", "127.0.0.1:0")
 	limits.await(t, regexp.MustCompile(`(Serving on)`))
 	return limits.await(t, listens)
 }

@@ -2,6 +2,7 @@ package repository
 
 import (
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,6 +13,8 @@ import (
 
 // command is what a document says to type: `virgate mig plan --name x`.
 type command struct {
+	// program is virgate, kubectl-virgate or virgate-demo.
+	program string
 	// words are those before the first flag: mig plan.
 	words []string
 	// flags are without their values: --name.
@@ -25,22 +28,22 @@ var (
 	// joint is where a command goes on in the next line.
 	joint = regexp.MustCompile(`\\\n\s*`)
 	// call is the last of the line: kubectl has others before it.
-	call     = regexp.MustCompile(`^(?:.*[\s/])?virgate ([a-z].*)`)
+	call     = regexp.MustCompile(`^(?:.*[\s/])?(?:(virgate) ([a-z].*)|(kubectl-virgate|virgate-demo)(?: (.*))?)$`)
 	word     = regexp.MustCompile(`^[a-z][a-z-]*$`)
 	longFlag = regexp.MustCompile(`^\[?(--[a-z][a-z-]*)`)
 )
 
-// commands are those of the program in the code of the text.
+// commands are those of the programs in the code of the text.
 func commands(text string) []command {
 	var found []command
 	for _, match := range code.FindAllStringSubmatch(text, -1) {
 		for _, line := range end.Split(joint.ReplaceAllString(match[1]+match[2], " "), -1) {
-			said := call.FindStringSubmatch(strings.NewReplacer("-n virgate ", "", "kubectl virgate ", "virgate cluster ").Replace(line))
+			said := call.FindStringSubmatch(strings.NewReplacer("-n virgate ", "", "kubectl virgate", "kubectl-virgate").Replace(line))
 			if said == nil {
 				continue
 			}
-			var c command
-			for i, part := range strings.Fields(said[1]) {
+			c := command{program: said[1] + said[3]}
+			for i, part := range strings.Fields(said[2] + said[4]) {
 				if word.MatchString(part) && i == len(c.words) {
 					c.words = append(c.words, part)
 				}
@@ -48,27 +51,25 @@ func commands(text string) []command {
 					c.flags = append(c.flags, name[1])
 				}
 			}
-			if len(c.words) > 0 {
-				found = append(found, c)
-			}
+			found = append(found, c)
 		}
 	}
 	return found
 }
 
-// helpTexts asks the program for its help, each once.
+// helpTexts asks the programs for their help, each once.
 type helpTexts struct {
-	path string
-	help map[string]string
+	folder string
+	help   map[string]string
 }
 
-func (p *helpTexts) helpOf(t *testing.T, words ...string) string {
+func (p *helpTexts) helpOf(t *testing.T, program string, words ...string) string {
 	t.Helper()
-	key := strings.Join(words, " ")
+	key := program + " " + strings.Join(words, " ")
 	if text, asked := p.help[key]; asked {
 		return text
 	}
-	output, err := exec.Command(p.path, append(slices.Clone(words), "--help")...).Output()
+	output, err := exec.Command(filepath.Join(p.folder, program), append(slices.Clone(words), "--help")...).Output()
 	if err != nil {
 		t.Fatalf("%s: %v", key, err)
 	}
@@ -76,44 +77,49 @@ func (p *helpTexts) helpOf(t *testing.T, words ...string) string {
 	return p.help[key]
 }
 
-// TestCommands checks that each command of the documents is one of the program,
+// TestCommands checks that each command of the documents is one of the programs,
 // with flags that its help names.
 func TestCommands(t *testing.T) {
-	path, err := program.Build(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
+	p := &helpTexts{folder: t.TempDir(), help: map[string]string{}}
+	for _, name := range []string{"virgate", "kubectl-virgate", "virgate-demo"} {
+		if _, err := program.Build(p.folder, name); err != nil {
+			t.Fatal(err)
+		}
 	}
-	p := &helpTexts{path: path, help: map[string]string{}}
-	seen := 0
+	seen := map[string]int{}
 	for from, text := range documents(t) {
 		for _, c := range commands(text) {
 			depth := 0
-			for depth < len(c.words) && regexp.MustCompile("(?m)^ {3,5}"+c.words[depth]+" ").MatchString(p.helpOf(t, c.words[:depth]...)) {
+			for depth < len(c.words) && regexp.MustCompile("(?m)^ {3,5}"+c.words[depth]+" ").MatchString(p.helpOf(t, c.program, c.words[:depth]...)) {
 				depth++
 			}
-			if depth == 0 && c.words[0] != "config-manager" {
-				t.Errorf("%s: there is no command virgate %s", from, c.words[0])
+			if depth == 0 && len(c.words) > 0 && c.words[0] != "config-manager" {
+				t.Errorf("%s: there is no command %s %s", from, c.program, c.words[0])
 				continue
 			}
-			seen++
+			seen[c.program]++
+			help := p.helpOf(t, c.program, c.words[:depth]...)
 			for _, name := range c.flags {
-				if !strings.Contains(p.helpOf(t, c.words[:depth]...), name+" ") && !strings.Contains(p.helpOf(t, c.words[:depth]...), name+",") {
-					t.Errorf("%s: virgate %s has no flag %s", from, strings.Join(c.words, " "), name)
+				if !strings.Contains(help, name+" ") && !strings.Contains(help, name+",") {
+					t.Errorf("%s: %s %s has no flag %s", from, c.program, strings.Join(c.words, " "), name)
 				}
 			}
 		}
 	}
-	if seen < 50 {
-		t.Errorf("%d commands: are they read?", seen)
+	if seen["virgate"] < 30 || seen["kubectl-virgate"] < 15 || seen["virgate-demo"] < 4 {
+		t.Errorf("%v: are all commands read?", seen)
 	}
 }
 
 func TestCommandsOfAText(t *testing.T) {
-	text := "Run `virgate status` or `make`.\n```\n$ kubectl -n virgate exec ds/virgate -- virgate mig plan --node sim:t4 \\\n    --name=x   # says --why\nhelm uninstall virgate --namespace virgate\nbin/virgate check a.yaml && x --y\n```\nvirgate is prose --here"
-	want := []string{"status []", "mig plan [--node --name]", "check []"}
+	text := "Run `virgate status` or `make`.\n```\n$ kubectl -n virgate exec ds/virgate -- virgate mig plan --node sim:t4 \\\n    --name=x   # says --why\nhelm uninstall virgate --namespace virgate\nbin/virgate check a.yaml && x --y\nkubectl virgate gpus n1 -o json\nkubectl create namespace virgate\ngo run ./cmd/virgate-demo --serve\n```\nvirgate is prose --here, and `kubectl virgate --serve a` is not."
+	want := []string{
+		"virgate status []", "virgate mig plan [--node --name]", "virgate check []", "kubectl-virgate gpus []",
+		"virgate-demo  [--serve]", "kubectl-virgate  [--serve]",
+	}
 	var got []string
 	for _, c := range commands(text) {
-		got = append(got, strings.Join(c.words, " ")+" ["+strings.Join(c.flags, " ")+"]")
+		got = append(got, c.program+" "+strings.Join(c.words, " ")+" ["+strings.Join(c.flags, " ")+"]")
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)

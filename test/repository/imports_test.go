@@ -53,6 +53,7 @@ var arrows = map[string][]string{
 	"internal/simkubelet":   {"sharing"},
 	"internal/simdra":       {},
 	"internal/simmps":       {"internal/mps"},
+	"internal/command":      {"configs", "internal/status"},
 	"internal/configsource": {"sharing", "configs"},
 	"internal/nodestatus":   {"sharing", "internal/nodereport"},
 	"internal/podresources": {"sharing", "plugin"},
@@ -125,6 +126,29 @@ func TestImports(t *testing.T) {
 		for folder := range arrows {
 			if !seen[folder] {
 				t.Errorf("%s is no package: its arrows are held against nothing", folder)
+			}
+		}
+	}
+}
+
+// TestLinked checks that the node's program carries nothing of what people run on their own machine,
+// and no simulator but the one of --node sim:.
+func TestLinked(t *testing.T) {
+	readFolders(t)
+	for _, cgo := range []string{"CGO_ENABLED=0", "CGO_ENABLED=1"} {
+		command := exec.CommandContext(t.Context(), "go", "list", "-deps", module+"cmd/virgate")
+		command.Env = append(os.Environ(), cgo)
+		output, err := command.Output()
+		if err != nil {
+			t.Fatalf("%s: %v", command, err)
+		}
+		linked := strings.Fields(string(output))
+		if !slices.Contains(linked, module+"internal/daemon") {
+			t.Fatalf("%s: internal/daemon is not linked: is it listed?", cgo)
+		}
+		for _, name := range []string{"cluster", "rollout", "simdra", "simkubelet", "simmps"} {
+			if slices.Contains(linked, module+"internal/"+name) {
+				t.Errorf("%s: cmd/virgate links internal/%s", cgo, name)
 			}
 		}
 	}

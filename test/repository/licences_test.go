@@ -40,7 +40,7 @@ func TestLicences(t *testing.T) {
 func licences(t *testing.T) string {
 	t.Helper()
 	var modules []string
-	for _, program := range []struct{ folder, name string }{{repository, "./cmd/virgate"}, {filepath.Join(repository, "cmd/image"), "./shell"}} {
+	for _, program := range []struct{ folder, name string }{{repository, "./cmd/virgate"}, {repository, "./cmd/kubectl-virgate"}, {filepath.Join(repository, "cmd/image"), "./shell"}} {
 		list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}} {{.Version}} {{.Dir}}{{end}}{{end}}", program.name)
 		list.Dir = program.folder
 		list.Env = append(os.Environ(), "CGO_ENABLED=1", "GOOS=linux", "GOARCH=amd64")

@@ -31,7 +31,7 @@ func TestModulesOfTests(t *testing.T) {
 	if err := json.Unmarshal(run("mod", "edit", "-json"), &file); err != nil {
 		t.Fatal(err)
 	}
-	linked := strings.Fields(string(run("list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "./cmd/virgate")))
+	linked := strings.Fields(string(run("list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "./cmd/...")))
 	var tests []string
 	for _, module := range file.Require {
 		if !module.Indirect && !slices.Contains(linked, module.Path) {

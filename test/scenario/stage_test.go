@@ -119,12 +119,12 @@ type site struct {
 	// dir is for everything that the scripts make. Its path is short: that of a
 	// unix socket has 107 bytes at most.
 	dir string
-	// binary is the program. It is alone in its folder, which scripts have in
+	// binary is the program. It is alone with the demo in its folder, which scripts have in
 	// their PATH.
 	binary string
 }
 
-// newSite builds the program.
+// newSite builds the program and the demo.
 func newSite() (site, error) {
 	repository, err := filepath.Abs("../..")
 	if err != nil {
@@ -134,7 +134,10 @@ func newSite() (site, error) {
 	if err != nil {
 		return site{}, err
 	}
-	binary, err := program.Build(filepath.Join(dir, "bin"))
+	binary, err := program.Build(filepath.Join(dir, "bin"), "virgate")
+	if err == nil {
+		_, err = program.Build(filepath.Join(dir, "bin"), "virgate-demo")
+	}
 	if err != nil {
 		return site{}, errors.Join(err, os.RemoveAll(dir))
 	}

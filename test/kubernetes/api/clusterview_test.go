@@ -43,7 +43,7 @@ func testClusterView(t *testing.T, s *server) { playClusterView(t, s, 100, 3) }
 // playClusterView has Virgate's command, as a process, show a cluster whose nodes have the status page
 // of a running Virgate, twice: the second time one in twenty is dead or does not answer.
 func playClusterView(t *testing.T, s *server, count, podsEach int) {
-	binary, kubeconfig := buildVirgate(t), s.kubeconfig(t)
+	binary, plugin, kubeconfig := buildProgram(t, "virgate"), buildProgram(t, "kubectl-virgate"), s.kubeconfig(t)
 	// Nodes of three kinds, one after the other.
 	kinds := []nodeKind{{"sim:dgx-a100", 8}, {"sim:t4x2", 2}, {"sim:h100x2", 2}}
 	pages := make([]map[string]any, len(kinds))
@@ -89,7 +89,7 @@ func playClusterView(t *testing.T, s *server, count, podsEach int) {
 	})
 
 	shown := func(what, table string) (view clusterView, said string) {
-		command := exec.Command(binary, "cluster", table, "-o", "json", "-v", "--virgate-namespace", "default", "--kubeconfig", kubeconfig,
+		command := exec.Command(plugin, table, "-o", "json", "-v", "--virgate-namespace", "default", "--kubeconfig", kubeconfig,
 			"--status-timeout", "20s", "--all-timeout", "5m")
 		var output, told bytes.Buffer
 		command.Stdout, command.Stderr = &output, &told
@@ -175,7 +175,7 @@ func playClusterView(t *testing.T, s *server, count, podsEach int) {
 	}
 }
 
-// clusterView is what virgate cluster prints: one of the tables.
+// clusterView is what kubectl virgate prints: one of the tables.
 type clusterView struct {
 	Nodes   []clusterview.NodeView   `json:"nodes"`
 	GPUs    []clusterview.GPUView    `json:"gpus"`

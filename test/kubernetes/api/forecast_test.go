@@ -28,7 +28,7 @@ import (
 // rollout would bring, of profiles and of MIG layouts. It writes nothing.
 func testForecast(t *testing.T, s *server) {
 	const shared, small, big = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.6gb", "nvidia.com/mig-2g.12gb"
-	c := &commandLine{t: t, binary: buildVirgate(t), kubeconfig: s.kubeconfig(t)}
+	c := &commandLine{t: t, binary: buildProgram(t, "kubectl-virgate"), kubeconfig: s.kubeconfig(t)}
 	address := outsideAddress(t)
 	ready := []byte(`{"status":{"conditions":[{"type":"Ready","status":"True"}],` + forwardPorts(t) + `}}`)
 	s.setProfiles(map[string]string{

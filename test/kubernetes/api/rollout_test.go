@@ -48,7 +48,7 @@ const (
 // playRollouts has Virgate's command, as a process, give Nodes another profile, which follow it and
 // say so by Virgate's own code. Three refuse, two never answer, and a GPU of one fails.
 func playRollouts(t *testing.T, s *server, count int) {
-	c := &commandLine{t: t, binary: buildVirgate(t), kubeconfig: s.kubeconfig(t)}
+	c := &commandLine{t: t, binary: buildProgram(t, "kubectl-virgate"), kubeconfig: s.kubeconfig(t)}
 	s.setProfiles(map[string]string{"a": document("2"), "b": document("4")})
 	s.makeNodes(t, count, "a")
 	ready := []byte(`{"status":{"conditions":[{"type":"Ready","status":"True"}],"capacity":{"nvidia.com/gpu":"8"},"allocatable":{"nvidia.com/gpu":"8"}}}`)
@@ -264,19 +264,19 @@ current-context: c
 	return path
 }
 
-// buildVirgate builds the program.
-func buildVirgate(t *testing.T) string {
+// buildProgram builds the program of cmd/name.
+func buildProgram(t *testing.T, name string) string {
 	t.Helper()
-	binary := t.TempDir() + "/virgate"
-	build := exec.Command("go", "build", "-o", binary, "./cmd/virgate")
+	binary := t.TempDir() + "/" + name
+	build := exec.Command("go", "build", "-o", binary, "./cmd/"+name)
 	build.Dir, build.Env = "../../..", append(os.Environ(), "CGO_ENABLED=0")
 	if output, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build virgate: %v\n%s", err, output)
+		t.Fatalf("build %s: %v\n%s", name, err, output)
 	}
 	return binary
 }
 
-// commandLine runs virgate rollout.
+// commandLine runs kubectl virgate rollout.
 type commandLine struct {
 	t                  *testing.T
 	binary, kubeconfig string

@@ -67,6 +67,7 @@ func build(folder, cache string) error {
 	image := filepath.Join(root, "cmd/image")
 	steps := []step{
 		{root, nil, []string{"make", "--no-print-directory", "build", "OUTPUT=" + filepath.Join(folder, "virgate")}},
+		{root, nil, []string{"make", "--no-print-directory", "kubectl-virgate", "PLUGIN=" + filepath.Join(folder, "kubectl-virgate")}},
 		{image, static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "shell"), "./shell"}},
 		{".", nil, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "kubectl"), "./kubectl"}}, // Most of its packages are built for this test, too.
 		{".", static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "workload"), "./workload"}},

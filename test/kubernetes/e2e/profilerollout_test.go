@@ -16,7 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// testProfileRollout has virgate rollout, as people call it, give the node other profiles while pods
+// testProfileRollout has kubectl virgate rollout, as people call it, give the node other profiles while pods
 // hold all of its shares. No pod notices, and each undo leaves the node without a label, as it was.
 func testProfileRollout(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
@@ -83,7 +83,7 @@ func testProfileRollout(t *testing.T, c *cluster) {
 		t.Fatal(err)
 	}
 	_ = driver.Wait() // The exit code tells.
-	if code, output := driver.ProcessState.ExitCode(), said.String(); code != 1 || !hasAll(output, []string{"is paused", "interrupted by", "virgate rollout resume"}) {
+	if code, output := driver.ProcessState.ExitCode(), said.String(); code != 1 || !hasAll(output, []string{"is paused", "interrupted by", "kubectl virgate rollout resume"}) {
 		t.Errorf("interrupted, it ends with %d and says %q", code, output)
 	}
 	unharmed("a profile that waits for the pods")
@@ -152,17 +152,17 @@ func (c *cluster) refusesSecond(t *testing.T) {
 }
 
 func (c *cluster) rolloutCommand(arguments ...string) *exec.Cmd {
-	return exec.Command(c.path("virgate"), append([]string{"rollout", "--kubeconfig", c.path("admin.conf")}, arguments...)...)
+	return exec.Command(c.path("kubectl-virgate"), append([]string{"rollout", "--kubeconfig", c.path("admin.conf")}, arguments...)...)
 }
 
-// rollout runs virgate rollout to its end, wants the exit code, and returns what it says.
+// rollout runs kubectl virgate rollout to its end, wants the exit code, and returns what it says.
 func (c *cluster) rollout(t *testing.T, code int, arguments ...string) string {
 	t.Helper()
 	command := c.rolloutCommand(arguments...)
 	output, err := command.CombinedOutput()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) || command.ProcessState.ExitCode() != code {
-		t.Fatalf("virgate rollout %q: %v, want exit code %d\n%s", arguments, err, code, output)
+		t.Fatalf("kubectl virgate rollout %q: %v, want exit code %d\n%s", arguments, err, code, output)
 	}
 	return string(output)
 }
@@ -173,7 +173,7 @@ func rolloutID(output string) string {
 	return id
 }
 
-// startDriving starts virgate rollout; what it says is complete when it was waited for.
+// startDriving starts kubectl virgate rollout; what it says is complete when it was waited for.
 func (c *cluster) startDriving(t *testing.T, arguments ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	command, said := c.rolloutCommand(arguments...), &bytes.Buffer{}
@@ -197,13 +197,9 @@ func (c *cluster) kubectl(t *testing.T) {
 		t.Log(err)
 		return
 	}
-	folder := t.TempDir()
-	if err := os.Symlink(c.path("virgate"), filepath.Join(folder, "kubectl-virgate")); err != nil {
-		t.Fatal(err)
-	}
 	call := func(arguments ...string) string {
 		command := exec.Command("kubectl", append([]string{"virgate"}, arguments...)...)
-		command.Env = append(os.Environ(), "PATH="+folder+":"+os.Getenv("PATH"), "KUBECONFIG="+c.path("admin.conf"))
+		command.Env = append(os.Environ(), "PATH="+filepath.Dir(c.path("kubectl-virgate"))+":"+os.Getenv("PATH"), "KUBECONFIG="+c.path("admin.conf"))
 		output, err := command.CombinedOutput()
 		if err != nil {
 			t.Errorf("kubectl virgate %q: %v\n%s", arguments, err, output)

@@ -14,9 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// why is what virgate cluster why says of the pod, be it that there is none.
+// why is what kubectl virgate why says of the pod, be it that there is none.
 func (c *cluster) why(name string) string {
-	output, err := exec.Command(c.path("virgate"), "cluster", "--kubeconfig", c.path("admin.conf"), "why", "-o", "wide", "-n", workspace, name).CombinedOutput()
+	output, err := exec.Command(c.path("kubectl-virgate"), "--kubeconfig", c.path("admin.conf"), "why", "-o", "wide", "-n", workspace, name).CombinedOutput()
 	if err != nil {
 		return fmt.Sprintf("%s(%v)", output, err)
 	}
@@ -49,7 +49,7 @@ func (c *cluster) operate(t *testing.T, plugin *v1.Pod, says string, verb ...str
 	}
 }
 
-// testWhy has pods wait for each cause that virgate cluster why knows, but DRA, of which testDRA has
+// testWhy has pods wait for each cause that kubectl virgate why knows, but DRA, of which testDRA has
 // one. The answer names the cause, what it waits for, and the way out.
 func testWhy(t *testing.T, c *cluster) {
 	const renamed = shared + ".shared"

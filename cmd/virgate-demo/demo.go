@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,7 +14,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/urfave/cli/v3"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/virgate/virgate/configs"
@@ -29,61 +27,6 @@ import (
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
-
-func demoCommand() *cli.Command {
-	return &cli.Command{
-		Name:  "demo",
-		Usage: "shows the main features on a simulated node, in seconds and without a GPU",
-		Description: "Runs the real program between a simulated driver and a simulated kubelet, and checks\n" +
-			"each step. The exit code is 0 only if every step succeeded.\n\n" +
-			"Example: virgate demo --serve, then open http://localhost:9400/status",
-		Flags: []cli.Flag{
-			&cli.StringFlag{
-				Name:  "scenario",
-				Value: "main",
-				Usage: "main: time-slicing, live switches, a fault; mig: a GPU gets another MIG layout under running " +
-					"pods; guard: pods use more memory than is theirs; mps: time slices, MPS and whole GPUs, and a " +
-					"daemon that dies; dra: claims instead of the device plugin, partitions on demand, and back",
-			},
-			worldFlag(),
-			&cli.BoolFlag{Name: "serve", Usage: "keep running afterwards, with HTTP on --listen"},
-			&cli.StringFlag{
-				Name:  "listen",
-				Value: "localhost:9400",
-				Usage: "the HTTP address with --serve",
-			},
-			&cli.BoolFlag{Name: "verbose", Usage: "print the program's log on standard error"},
-		},
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			listen := ""
-			if cmd.Bool("serve") {
-				listen = cmd.String("listen")
-				// Try the address first, so that one in use is reported before the first step.
-				listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", listen)
-				if err == nil {
-					err = listener.Close()
-				}
-				if err != nil {
-					return fmt.Errorf("--listen: %w", err)
-				}
-			}
-			log := slog.New(slog.DiscardHandler)
-			if cmd.Bool("verbose") {
-				log = textLog(cmd)
-			}
-			scenario, known := scenarios()[cmd.String("scenario")]
-			if !known {
-				return usageError{fmt.Errorf("--scenario %q is none of main, mig, guard, mps, dra",
-					cmd.String("scenario"))}
-			}
-			node, err := openSimulated(scenario.node, cmd.String("sim-world"))
-			if err != nil {
-				return err
-			}
-			return demo(ctx, cmd.Root().Writer, log, listen, node, scenario)
-		},
-	}
-}
 
 // demoNode is the real program between a simulated node and a simulated kubelet.
 type demoNode struct {

@@ -19,7 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
-	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/command"
+	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/rollout"
 	"github.com/virgate/virgate/internal/status"
 )
@@ -33,24 +34,9 @@ func rolloutCommand() *cli.Command {
 			"node has what it should, and stops at the first one that is in the way. What it does lies in a " +
 			"ConfigMap in\n" +
 			"Virgate's namespace: anyone who may write there can continue from another machine.\n\n" +
-			"Example: virgate rollout start inference -l pool=gpu --max-unavailable 5% --pause-after 1",
-		Flags: []cli.Flag{
-			&cli.StringFlag{
-				Name:  "kubeconfig",
-				Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]",
-			},
-			&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
-			&cli.StringFlag{
-				Name:  "virgate-namespace",
-				Value: "virgate",
-				Usage: "Virgate's own namespace, where rollouts are kept; the same for all rollouts of a cluster",
-			},
-			&cli.BoolFlag{
-				Name:    "verbose",
-				Aliases: []string{"v"},
-				Usage:   "say how many requests were made",
-			},
-		},
+			"Example: kubectl virgate rollout start inference -l pool=gpu --max-unavailable 5% --pause-after 1",
+		Flags:  hidden(clusterFlags()),
+		Before: refuseClusterFlags,
 		Commands: []*cli.Command{rolloutStartCommand(), rolloutStatusCommand(), {
 			Name:      "pause",
 			Usage:     "has the rollout begin no further node",
@@ -61,7 +47,7 @@ func rolloutCommand() *cli.Command {
 					err = client.Pause(ctx, r.ID)
 					if err == nil {
 						_, err = fmt.Fprintf(cmd.Root().Writer,
-							"rollout %s is paused: virgate rollout resume %s goes on\n", r.ID, r.ID)
+							"rollout %s is paused: kubectl virgate rollout resume %s goes on\n", r.ID, r.ID)
 					}
 				}
 				return err
@@ -115,8 +101,8 @@ func rolloutCommand() *cli.Command {
 			}},
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if cmd.Args().Len() != 1 {
-					return usageError{errors.New(
-						"rollout forget needs the name of one rollout, as rollout status has it")}
+					return command.Usage(errors.New(
+						"rollout forget needs the name of one rollout, as rollout status has it"))
 				}
 				client, err := rolloutClient(cmd)
 				if err != nil {
@@ -126,6 +112,39 @@ func rolloutCommand() *cli.Command {
 			},
 		}},
 	}
+}
+
+// hidden returns flags with the names of these, without their values and not in any help. In a
+// command they stand in place of those of the root, which all its commands would have.
+func hidden(flags []cli.Flag) []cli.Flag {
+	var all []cli.Flag
+	for _, flag := range flags {
+		names := flag.Names()
+		if _, isBool := flag.(*cli.BoolFlag); isBool {
+			all = append(all, &cli.BoolFlag{
+				Name:    names[0],
+				Aliases: names[1:],
+				Hidden:  true,
+			})
+		} else {
+			all = append(all, &cli.StringFlag{
+				Name:    names[0],
+				Aliases: names[1:],
+				Hidden:  true,
+			})
+		}
+	}
+	return all
+}
+
+// refuseClusterFlags returns an error for flags of the commands that show the cluster.
+func refuseClusterFlags(ctx context.Context, cmd *cli.Command) (context.Context, error) {
+	for _, flag := range clusterFlags() {
+		if name := flag.Names()[0]; cmd.IsSet(name) || cmd.Root().IsSet(name) {
+			return ctx, command.UnknownFlag(cmd, name)
+		}
+	}
+	return ctx, nil
 }
 
 func rolloutStartCommand() *cli.Command {
@@ -174,7 +193,7 @@ func rolloutStartCommand() *cli.Command {
 				Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one " +
 					"would refuse",
 			},
-			outputFlag("table"),
+			command.OutputFlag("table"),
 		},
 		Action: startRollout,
 	}
@@ -197,24 +216,24 @@ func rolloutSpec(cmd *cli.Command) (rollout.Spec, error) {
 	_, err := rollout.ParseMax(spec.MaxUnavailable, 1)
 	switch {
 	case cmd.Args().Len() != 1:
-		return spec, usageError{fmt.Errorf("rollout start needs one profile, got %q", cmd.Args().Slice())}
+		return spec, command.Usage(fmt.Errorf("rollout start needs one profile, got %q", cmd.Args().Slice()))
 	case spec.Selector == "":
-		return spec, usageError{errors.New("rollout start needs --selector: which nodes")}
+		return spec, command.Usage(errors.New("rollout start needs --selector: which nodes"))
 	case err != nil:
-		return spec, usageError{fmt.Errorf("--max-unavailable: %w", err)}
+		return spec, command.Usage(fmt.Errorf("--max-unavailable: %w", err))
 	case spec.Timeout < time.Second:
-		return spec, usageError{fmt.Errorf("--timeout must be 1s at least, got %s", spec.Timeout)}
+		return spec, command.Usage(fmt.Errorf("--timeout must be 1s at least, got %s", spec.Timeout))
 	case spec.Domain == "" || strings.Contains(spec.Domain, "/"):
-		return spec, usageError{fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q", spec.Domain)}
+		return spec, command.Usage(fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q", spec.Domain))
 	case !cmd.Bool("dry-run") && cmd.IsSet("output"):
-		return spec, usageError{errors.New("--output is for --dry-run")}
+		return spec, command.Usage(errors.New("--output is for --dry-run"))
 	}
 	return spec, notNegative(cmd, "pause-after")
 }
 
 func notNegative(cmd *cli.Command, flag string) error {
 	if number := cmd.Int(flag); number < 0 {
-		return usageError{fmt.Errorf("--%s must not be less than 0, got %d", flag, number)}
+		return command.Usage(fmt.Errorf("--%s must not be less than 0, got %d", flag, number))
 	}
 	return nil
 }
@@ -223,9 +242,10 @@ func notNegative(cmd *cli.Command, flag string) error {
 func rolloutClient(cmd *cli.Command) (*rollout.Client, error) {
 	namespace := cmd.String("virgate-namespace")
 	if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
-		return nil, usageError{fmt.Errorf("--virgate-namespace: %q cannot be a namespace: %s", namespace, problems[0])}
+		return nil, command.Usage(fmt.Errorf("--virgate-namespace: %q cannot be a namespace: %s", namespace,
+			problems[0]))
 	}
-	config, _, err := cluster.Config(cmd.String("kubeconfig"), cmd.String("context"))
+	config, _, err := configsource.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
 	if err != nil {
 		return nil, err
 	}
@@ -274,8 +294,8 @@ func oneRollout(ctx context.Context, cmd *cli.Command, ended bool) (*rollout.Cli
 		return nil, nil, err
 	}
 	if cmd.Args().Len() > 1 {
-		return nil, nil, usageError{fmt.Errorf("rollout %s takes the name of one rollout, got %q", cmd.Name,
-			cmd.Args().Slice())}
+		return nil, nil, command.Usage(fmt.Errorf("rollout %s takes the name of one rollout, got %q", cmd.Name,
+			cmd.Args().Slice()))
 	}
 	if cmd.Args().Present() {
 		r, err := client.Find(ctx, cmd.Args().First())
@@ -295,12 +315,12 @@ func oneRollout(ctx context.Context, cmd *cli.Command, ended bool) (*rollout.Cli
 	case len(open) == 1:
 		return client, open[0], nil
 	case len(open) > 1:
-		return nil, nil, usageError{fmt.Errorf("%d rollouts have not ended: name one, as rollout status has them",
-			len(open))}
+		return nil, nil, command.Usage(fmt.Errorf("%d rollouts have not ended: name one, as rollout status has them",
+			len(open)))
 	case ended && len(list) > 0:
 		return client, list[len(list)-1], nil
 	}
-	return nil, nil, errors.New("there is no such rollout: see virgate rollout status")
+	return nil, nil, errors.New("there is no such rollout: see kubectl virgate rollout status")
 }
 
 func driveRollout(
@@ -353,7 +373,7 @@ func showProgress(cmd *cli.Command, client *rollout.Client, drive func() (*rollo
 	_, _ = io.WriteString(out, status.Plain(howToGoOn(r)))
 	switch {
 	case errors.Is(err, rollout.ErrInterrupted), errors.Is(err, rollout.ErrStopped):
-		return errSilent
+		return command.ErrSilent
 	}
 	return err
 }
@@ -383,21 +403,21 @@ func progressBar(r *rollout.Rollout) string {
 // howToGoOn describes the state of the rollout and what can be done.
 func howToGoOn(r *rollout.Rollout) string {
 	var t text
-	t.line("rollout %s is %s: %d of %d nodes have %s", r.ID, r.Phase, r.Count(rollout.Done), len(r.Nodes), r.To)
+	t.Line("rollout %s is %s: %d of %d nodes have %s", r.ID, r.Phase, r.Count(rollout.Done), len(r.Nodes), r.To)
 	for line := range strings.Lines(r.Reason) {
-		t.line("  %s", strings.TrimSpace(line))
+		t.Line("  %s", strings.TrimSpace(line))
 	}
 	switch r.Phase {
 	case rollout.Finished:
-		t.line("virgate rollout undo %s takes it back", r.ID)
+		t.Line("kubectl virgate rollout undo %s takes it back", r.ID)
 	case rollout.Paused, rollout.Running:
-		t.line("virgate rollout resume %s goes on, virgate rollout undo %s takes it back", r.ID, r.ID)
+		t.Line("kubectl virgate rollout resume %s goes on, kubectl virgate rollout undo %s takes it back", r.ID, r.ID)
 	case rollout.Stopped:
-		t.line(
-			"virgate rollout resume %s waits for the nodes again, with --skip-failed it goes on without them, "+
-				"virgate rollout undo %s takes it back", r.ID, r.ID)
+		t.Line(
+			"kubectl virgate rollout resume %s waits for the nodes again, with --skip-failed it goes on without them, "+
+				"kubectl virgate rollout undo %s takes it back", r.ID, r.ID)
 	case rollout.TakingBack, rollout.Claiming:
-		t.line("virgate rollout undo %s goes on", r.ID)
+		t.Line("kubectl virgate rollout undo %s goes on", r.ID)
 	}
 	return t.String()
 }
@@ -457,7 +477,7 @@ func rolloutStatusCommand() *cli.Command {
 			Usage:   "table, json or yaml",
 			Action: func(_ context.Context, _ *cli.Command, output string) error {
 				if output != "table" && output != "json" && output != "yaml" {
-					return usageError{fmt.Errorf("--output %q is none of table, json and yaml", output)}
+					return command.Usage(fmt.Errorf("--output %q is none of table, json and yaml", output))
 				}
 				return nil
 			},
@@ -501,9 +521,9 @@ func showRollouts(cmd *cli.Command, views []rolloutView) error {
 	}
 	var t text
 	if len(views) == 0 {
-		t.line("there is no rollout in the namespace %s", cmd.String("virgate-namespace"))
+		t.Line("there is no rollout in the namespace %s", cmd.String("virgate-namespace"))
 	} else {
-		table := t.table("ROLLOUT", "TO", "PHASE", "NODES", "WAITING", "PENDING", "DONE", "FAILED", "SKIPPED", "UNDONE",
+		table := t.Table("ROLLOUT", "TO", "PHASE", "NODES", "WAITING", "PENDING", "DONE", "FAILED", "SKIPPED", "UNDONE",
 			"DRIVER", "HEARD")
 		for _, v := range views {
 			heard := "-"
@@ -511,19 +531,19 @@ func showRollouts(cmd *cli.Command, views []rolloutView) error {
 				heard = time.Since(v.Renewed).Round(time.Second).String() + " ago"
 			}
 			count := v.Counts
-			table.row(v.ID, v.To, v.Phase, len(v.Nodes), count[rollout.Waiting],
+			table.Row(v.ID, v.To, v.Phase, len(v.Nodes), count[rollout.Waiting],
 				count[rollout.Pending]+count[rollout.Undoing], count[rollout.Done], count[rollout.Failed],
 				count[rollout.Skipped], count[rollout.Undone]+count[rollout.Left], cmp.Or(v.Driver, "-"), heard)
 		}
-		table.end()
+		table.End()
 	}
 	for _, v := range views {
 		if v.Reason != "" {
-			t.line("%s is %s: %s", v.ID, v.Phase, v.Reason)
+			t.Line("%s is %s: %s", v.ID, v.Phase, v.Reason)
 		}
 	}
 	if cmd.Args().Present() {
-		table := t.table("NODE", "WAVE", "PLACE", "SINCE", "HAD", "NOTE")
+		table := t.Table("NODE", "WAVE", "PLACE", "SINCE", "HAD", "NOTE")
 		for _, n := range views[0].Nodes {
 			since, from := "-", "-"
 			if !n.Since.IsZero() {
@@ -536,9 +556,9 @@ func showRollouts(cmd *cli.Command, views []rolloutView) error {
 			if n.Place == rollout.Pending || n.Place == rollout.Undoing {
 				note = n.Says
 			}
-			table.row(n.Name, n.Wave, n.Place, since, from, note)
+			table.Row(n.Name, n.Wave, n.Place, since, from, note)
 		}
-		table.end()
+		table.End()
 	}
 	_, err := io.WriteString(out, status.Plain(t.String()))
 	return err

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/status"
 )
 
@@ -28,7 +29,7 @@ import (
 func watchCluster(
 	ctx context.Context,
 	cmd *cli.Command,
-	environment environment,
+	environment command.Environment,
 	watcher *cluster.Watcher,
 	show func(*text, cluster.View, bool),
 	of func(cluster.View) (any, []string),
@@ -44,7 +45,7 @@ func watchCluster(
 	var present func(cluster.View) error
 	switch output {
 	case "name":
-		return usageError{errors.New("--watch prints no names: use --output table, wide, json or yaml")}
+		return command.Usage(errors.New("--watch prints no names: use --output table, wide, json or yaml"))
 	case "json", "yaml":
 		var before string
 		present = func(view cluster.View) error {

@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/virgate/virgate/internal/simnode"
 )
 
 // TestDemo plays the demo, and compares what the README shows of it.
@@ -16,8 +18,11 @@ func TestDemo(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, scenario := range scenarios() {
-		node, err := openSimulated(scenario.node, "passthrough,moving-minors")
+		node, err := simnode.New(scenario.node)
 		if err != nil {
+			t.Fatal(err)
+		}
+		if err := node.SetWorld("passthrough,moving-minors"); err != nil {
 			t.Fatal(err)
 		}
 		t.Run(name, func(t *testing.T) {
@@ -36,5 +41,21 @@ func TestDemo(t *testing.T) {
 				t.Errorf("the README shows\n%s\nand the demo prints\n%s", shown, &out)
 			}
 		})
+	}
+}
+
+// TestWrongCommandLine is refused before anything starts.
+func TestWrongCommandLine(t *testing.T) {
+	for words, want := range map[string]string{
+		"--scenario none":  `virgate-demo: --scenario "none" is none of main, mig, guard, mps, dra`,
+		"--sim-world moon": "virgate-demo: --sim-world: ",
+		"extra":            `virgate-demo: `,
+		"--qwertz":         "virgate-demo: virgate-demo has no flag --qwertz",
+	} {
+		var out, errors strings.Builder
+		code := run(t.Context(), append([]string{"virgate-demo"}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
+		if code != 2 || !strings.HasPrefix(errors.String(), want) || out.String() != "" {
+			t.Errorf("%s: exit code %d, %q, want %q", words, code, errors.String(), want)
+		}
 	}
 }

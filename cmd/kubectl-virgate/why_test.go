@@ -55,15 +55,15 @@ func TestClusterWhy(t *testing.T) {
 		"why x/p":             answer("  4 nodes: the taint t:NoSchedule is not tolerated (n2, n3, n4 and 1 more)\n", held),
 		"why -n x p -o wide":  answer("  4 nodes: the taint t:NoSchedule is not tolerated (n2, n3, n4, n5)\n", held),
 		"why h":               "y/h does not wait for a GPU: it has 2 nvidia.com/gpu of node n1, and waits there for another reason: the kubelet has not begun with its containers.\n",
-		"why x/p -o name":     `error 2: --output "name": cluster why has table, json and yaml`,
-		"why":                 "error 2: cluster why takes one pod, got 0",
-		"why a/b/c":           `error 2: cluster why "a/b/c": expected POD or NAMESPACE/POD`,
+		"why x/p -o name":     `error 2: --output "name": why has table, json and yaml`,
+		"why":                 "error 2: why takes one pod, got 0",
+		"why a/b/c":           `error 2: why "a/b/c": expected POD or NAMESPACE/POD`,
 		"why -n y gone":       "error 1: there is no pod y/gone; if something should have made it, the likely reason that it did not: the quota q has 2 of 2 nvidia.com/gpu used",
-		"why x/p --watch":     "error 2: --watch: cluster why looks once",
-		"-l a=b why -n y any": "error 2: --selector: cluster why looks at all nodes, as the scheduler does",
+		"why x/p --watch":     "error 2: --watch: why looks once",
+		"-l a=b why -n y any": "error 2: --selector: why looks at all nodes, as the scheduler does",
 	} {
 		var out, errors strings.Builder
-		args := append([]string{"virgate", "cluster", "--kubeconfig", kubeconfig}, strings.Fields(words)...)
+		args := append([]string{"kubectl-virgate", "--kubeconfig", kubeconfig}, strings.Fields(words)...)
 		code := run(t.Context(), args, os.LookupEnv, &out, &errors)
 		if failed, wrong := strings.CutPrefix(want, "error "); wrong {
 			if failed[0] != byte('0'+code) || !strings.Contains(errors.String(), failed[3:]) || out.String() != "" {
@@ -77,7 +77,7 @@ func TestClusterWhy(t *testing.T) {
 	}
 	for output, want := range map[string]string{"json": `"cause": "held"`, "yaml": "\nstate: waiting\n"} {
 		var out, errors strings.Builder
-		code := run(t.Context(), []string{"virgate", "cluster", "--kubeconfig", kubeconfig, "why", "x/p", "-o", output, "-v"}, os.LookupEnv, &out, &errors)
+		code := run(t.Context(), []string{"kubectl-virgate", "--kubeconfig", kubeconfig, "why", "x/p", "-o", output, "-v"}, os.LookupEnv, &out, &errors)
 		if code != 0 || !strings.Contains(out.String(), want) || !strings.HasPrefix(errors.String(), "3 requests, in ") {
 			t.Errorf("%s: %d\n%s%s", output, code, out.String(), errors.String())
 		}

@@ -62,14 +62,14 @@ func TestRolloutStatus(t *testing.T) {
 		"status --virgate-namespace other": "there is no rollout in the namespace other\n",
 	} {
 		var out, errors strings.Builder
-		code := run(t.Context(), append([]string{"virgate", "rollout", "--kubeconfig", kubeconfig}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
+		code := run(t.Context(), append([]string{"kubectl-virgate", "rollout", "--kubeconfig", kubeconfig}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
 		if diff := cmp.Diff(want, out.String()); diff != "" || code != 0 {
 			t.Errorf("%s: %d %s (-want +got):\n%s", words, code, errors.String(), diff)
 		}
 	}
 	for output, want := range map[string]string{"json": `"from": "old"`, "yaml": "  - from: old\n"} {
 		var out, errors strings.Builder
-		code := run(t.Context(), []string{"virgate", "rollout", "--kubeconfig", kubeconfig, "status", "-o", output}, os.LookupEnv, &out, &errors)
+		code := run(t.Context(), []string{"kubectl-virgate", "rollout", "--kubeconfig", kubeconfig, "status", "-o", output}, os.LookupEnv, &out, &errors)
 		if code != 0 || !strings.Contains(out.String(), want) {
 			t.Errorf("%s: %d\n%s%s", output, code, out.String(), errors.String())
 		}
@@ -97,8 +97,8 @@ func TestRolloutRefuses(t *testing.T) {
 		"--virgate-namespace a/b status":      `--virgate-namespace: "a/b" cannot be a namespace`,
 		"--virgate-namespace other status r1": "there is no rollout r1 in the namespace other",
 		"status r1 --virgate-namespace other": "there is no rollout r1 in the namespace other",
-		"--virgate-namespace other resume":    "there is no such rollout: see virgate rollout status",
-		"--virgate-namespace torn status":     "ConfigMap virgate/virgate-rollout-r1 is not as virgate rollout writes it: max and timeout must be 1 at least, got 0 and 60",
+		"--virgate-namespace other resume":    "there is no such rollout: see kubectl virgate rollout status",
+		"--virgate-namespace torn status":     "ConfigMap virgate/virgate-rollout-r1 is not as kubectl virgate rollout writes it: max and timeout must be 1 at least, got 0 and 60",
 		"start p -l a -o json":                "--output is for --dry-run",
 		"undo a b":                            "takes the name of one rollout",
 		"forget":                              "needs the name of one rollout",
@@ -106,7 +106,7 @@ func TestRolloutRefuses(t *testing.T) {
 		"status -o xml":                       `--output "xml" is none of`,
 	} {
 		var out, errors strings.Builder
-		code := run(t.Context(), append([]string{"virgate", "rollout", "--kubeconfig", kubeconfig}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
+		code := run(t.Context(), append([]string{"kubectl-virgate", "rollout", "--kubeconfig", kubeconfig}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
 		if code == 0 || !strings.Contains(errors.String(), want) {
 			t.Errorf("%s: exit code %d, %q, want %q", words, code, errors.String(), want)
 		}

@@ -12,10 +12,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/status"
 )
 
-func clusterWhyCommand(environment environment) *cli.Command {
+func clusterWhyCommand(environment command.Environment) *cli.Command {
 	return &cli.Command{
 		Name:            "why",
 		Usage:           "says why a pod waits for a GPU",
@@ -23,7 +24,7 @@ func clusterWhyCommand(environment environment) *cli.Command {
 		HideHelpCommand: true, // A pod may be named help or h.
 		Description: "Says it of POD in --namespace, or of NAMESPACE/POD: which nodes do not take it, for what " +
 			"cause, and what would help.\n\n" +
-			"Example: virgate cluster why -n research training-0",
+			"Example: kubectl virgate why -n research training-0",
 		Flags: []cli.Flag{&cli.StringFlag{
 			Name:    "namespace",
 			Aliases: []string{"n"},
@@ -35,21 +36,22 @@ func clusterWhyCommand(environment environment) *cli.Command {
 	}
 }
 
-func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment) error {
+func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment command.Environment) error {
 	if err := serveAlone(cmd); err != nil {
 		return err
 	}
 	output := cmd.String("output")
 	switch {
 	case cmd.Args().Len() != 1:
-		return usageError{fmt.Errorf("%s takes one pod, got %d; see %s --help", nameOf(cmd), cmd.Args().Len(),
-			cmd.FullName())}
+		return command.Usage(fmt.Errorf("%s takes one pod, got %d; see %s --help", command.NameOf(cmd),
+			cmd.Args().Len(), cmd.FullName()))
 	case output == "name":
-		return usageError{fmt.Errorf("--output %q: %s has table, json and yaml", output, nameOf(cmd))}
+		return command.Usage(fmt.Errorf("--output %q: %s has table, json and yaml", output, command.NameOf(cmd)))
 	case cmd.Bool("watch"):
-		return usageError{fmt.Errorf("--watch: %s looks once", nameOf(cmd))}
+		return command.Usage(fmt.Errorf("--watch: %s looks once", command.NameOf(cmd)))
 	case cmd.String("selector") != "":
-		return usageError{fmt.Errorf("--selector: %s looks at all nodes, as the scheduler does", nameOf(cmd))}
+		return command.Usage(fmt.Errorf("--selector: %s looks at all nodes, as the scheduler does",
+			command.NameOf(cmd)))
 	}
 	options, client, namespace, err := clusterOptions(cmd)
 	if err != nil {
@@ -60,7 +62,7 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 	}
 	namespace, name, err := cluster.ParsePod(cmd.Args().First(), namespace)
 	if err != nil {
-		return usageError{fmt.Errorf("%s %q: %w", nameOf(cmd), cmd.Args().First(), err)}
+		return command.Usage(fmt.Errorf("%s %q: %w", command.NameOf(cmd), cmd.Args().First(), err))
 	}
 	began := time.Now()
 	answer, err := client.Why(ctx, options, namespace, name)
@@ -103,7 +105,7 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment environment
 // why prints the verdict in the first line, then the nodes by cause, then what helps.
 func (t *text) why(a cluster.Answer, wide bool) {
 	line := func(text string) string { return strings.Join(strings.Fields(text), " ") }
-	t.line("%s.", line(a.Verdict))
+	t.Line("%s.", line(a.Verdict))
 	most := 3
 	if wide {
 		most = 1 << 20
@@ -113,23 +115,23 @@ func (t *text) why(a cluster.Answer, wide bool) {
 		for i, cause := range group.Causes {
 			causes[i] = cause.Text
 		}
-		t.line("  %s: %s (%s)", cluster.Count(len(group.Nodes), "node"), line(strings.Join(causes, "; ")),
+		t.Line("  %s: %s (%s)", cluster.Count(len(group.Nodes), "node"), line(strings.Join(causes, "; ")),
 			cluster.Some(group.Nodes, most))
 		if len(group.Holders) > 0 {
-			t.line("    held by %s", cluster.Some(group.Holders, most))
+			t.Line("    held by %s", cluster.Some(group.Holders, most))
 		}
 		shown := group.Details[:min(most, len(group.Details))]
 		for _, detail := range shown {
-			t.line("    %s", line(detail))
+			t.Line("    %s", line(detail))
 		}
 		if left := len(group.Details) - len(shown); left > 0 {
-			t.line("    and %d more: -o wide has them", left)
+			t.Line("    and %d more: -o wide has them", left)
 		}
 	}
 	for _, help := range a.Help {
-		t.line("To help: %s.", line(help))
+		t.Line("To help: %s.", line(help))
 	}
 	for _, note := range a.Notes {
-		t.line("Note: %s", line(note))
+		t.Line("Note: %s", line(note))
 	}
 }

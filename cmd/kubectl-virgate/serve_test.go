@@ -17,18 +17,18 @@ func TestClusterServeRefuses(t *testing.T) {
 	for words, want := range map[string]string{
 		"--watch": "--serve with --watch:", "-w": "--serve with --watch:", "nodes n1 --watch": "--serve with --watch:", "gpus -w": "--serve with --watch:",
 		"-o json": "--serve with --output json:", "nodes -o wide": "--serve with --output wide:", "-o table": "--serve with --output table:",
-		"gpus": "--serve with cluster gpus: the page is of the cluster, virgate cluster --serve 127.0.0.1:0", "tenants": "--serve with cluster tenants:", "why p": "--serve with cluster why:",
+		"gpus": "--serve with gpus: the page is of the cluster, kubectl virgate --serve 127.0.0.1:0", "tenants": "--serve with tenants:", "why p": "--serve with why:",
 	} {
 		for _, args := range [][]string{
-			append([]string{"virgate", "cluster", "--kubeconfig", kubeconfig, "--serve", "127.0.0.1:0"}, strings.Fields(words)...),
-			append(append([]string{"virgate", "cluster"}, strings.Fields(words)...), "--kubeconfig", kubeconfig, "--serve", "127.0.0.1:0"),
+			append([]string{"kubectl-virgate", "--kubeconfig", kubeconfig, "--serve", "127.0.0.1:0"}, strings.Fields(words)...),
+			append(append([]string{"kubectl-virgate"}, strings.Fields(words)...), "--kubeconfig", kubeconfig, "--serve", "127.0.0.1:0"),
 		} {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // It would serve for ever.
 			var out, errors strings.Builder
 			code := run(ctx, args, os.LookupEnv, &out, &errors)
 			cancel()
 			if code != 2 || !strings.Contains(errors.String(), want) || out.String() != "" {
-				t.Errorf("%q: exit code %d, %q, want %q", args[2:], code, errors.String(), want)
+				t.Errorf("%q: exit code %d, %q, want %q", args[1:], code, errors.String(), want)
 			}
 		}
 	}
@@ -43,7 +43,7 @@ func TestClusterServe(t *testing.T) {
 		lines, errors := io.Pipe()
 		ended := make(chan int, 1)
 		go func() {
-			ended <- run(ctx, []string{"virgate", "cluster", "--serve", address, "--kubeconfig", kubeconfig}, os.LookupEnv, io.Discard, errors)
+			ended <- run(ctx, []string{"kubectl-virgate", "--serve", address, "--kubeconfig", kubeconfig}, os.LookupEnv, io.Discard, errors)
 			_ = errors.Close()
 		}()
 		said := bufio.NewReader(lines)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/test/await"
 )
@@ -106,7 +107,7 @@ func TestClusterWatch(t *testing.T) {
 		var out, errors screen
 		ended := make(chan int, 1)
 		go func() {
-			ended <- run(ctx, strings.Fields("virgate cluster --watch -v --status-timeout 0s --kubeconfig "+kubeconfig+test.words), os.LookupEnv, &out, &errors)
+			ended <- run(ctx, strings.Fields("kubectl-virgate --watch -v --status-timeout 0s --kubeconfig "+kubeconfig+test.words), os.LookupEnv, &out, &errors)
 		}()
 		at := out.until(t, 0, test.first)
 		events <- `{"type":"MODIFIED","object":` + nodeJSON("n2", 3) + `}`
@@ -128,10 +129,10 @@ func TestClusterWatch(t *testing.T) {
 		}
 	}
 	var out, errors screen
-	if code := run(t.Context(), strings.Fields("virgate cluster gpus -w -o name --kubeconfig "+clusterAPI(t)), os.LookupEnv, &out, &errors); code != 2 || !strings.Contains(errors.String(), "--watch prints no names") {
+	if code := run(t.Context(), strings.Fields("kubectl-virgate gpus -w -o name --kubeconfig "+clusterAPI(t)), os.LookupEnv, &out, &errors); code != 2 || !strings.Contains(errors.String(), "--watch prints no names") {
 		t.Errorf("-o name: %d, %s", code, errors.String())
 	}
-	if code := run(t.Context(), strings.Fields("virgate cluster nodes -w n9 --kubeconfig "+clusterAPI(t)), os.LookupEnv, &out, &errors); code != 1 || !strings.Contains(errors.String(), "there is no such node") {
+	if code := run(t.Context(), strings.Fields("kubectl-virgate nodes -w n9 --kubeconfig "+clusterAPI(t)), os.LookupEnv, &out, &errors); code != 1 || !strings.Contains(errors.String(), "there is no such node") {
 		t.Errorf("a name that is none: %d, %s", code, errors.String())
 	}
 }
@@ -251,7 +252,7 @@ func TestLiveTable(t *testing.T) {
 		if end == "error" {
 			url += "/none"
 		}
-		config, _, err := cluster.Config(kubeconfigOf(t, url), "")
+		config, _, err := configsource.UserConfig(kubeconfigOf(t, url), "")
 		if err != nil {
 			t.Fatal(err)
 		}

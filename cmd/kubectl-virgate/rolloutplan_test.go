@@ -151,7 +151,7 @@ func TestRolloutDryRunRefuses(t *testing.T) {
 		"-l nvidia.com/device-plugin.config --dry-run --label my/label --timeout 0s": "--timeout must be 1s at least",
 	} {
 		var out, errors strings.Builder
-		code := run(t.Context(), append([]string{"virgate", "rollout", "--kubeconfig", kubeconfig, "start", "new"}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
+		code := run(t.Context(), append([]string{"kubectl-virgate", "rollout", "--kubeconfig", kubeconfig, "start", "new"}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
 		if code == 0 || !strings.Contains(errors.String(), want) || out.String() != "" {
 			t.Errorf("%s: exit code %d, %q, want %q", words, code, errors.String(), want)
 		}

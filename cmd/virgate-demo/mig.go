@@ -3,9 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simkubelet"
@@ -59,8 +59,10 @@ func (s *demoNode) draw(ctx context.Context) error {
 			}
 		}
 	}
-	_, err = io.WriteString(s.out, drawBlocks("   ", state.Geometry.Slots, blocks))
-	return err
+	for line := range strings.Lines(mig.Draw(state.Geometry.Slots, 76, blocks)) {
+		s.say("   %s", strings.TrimSuffix(line, "\n"))
+	}
+	return nil
 }
 
 // listed waits until the kubelet may allocate that many of each resource, including those held.

@@ -12,17 +12,18 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/command"
 )
 
 func clusterAddress(_ context.Context, _ *cli.Command, address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return usageError{fmt.Errorf("--serve: expected an address such as 127.0.0.1:8080, got %q", address)}
+		return command.Usage(fmt.Errorf("--serve: expected an address such as 127.0.0.1:8080, got %q", address))
 	}
 	if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		return usageError{fmt.Errorf(
+		return command.Usage(fmt.Errorf(
 			"--serve: the page is for this machine alone: expected a loopback address such as 127.0.0.1:8080, got %q",
-			address)}
+			address))
 	}
 	return nil
 }
@@ -33,14 +34,14 @@ func serveAlone(cmd *cli.Command) error {
 	switch {
 	case !cmd.IsSet("serve"):
 	case cmd.Bool("watch"):
-		return usageError{errors.New("--serve with --watch: the page keeps itself up to date; leave --watch out")}
+		return command.Usage(errors.New("--serve with --watch: the page keeps itself up to date; leave --watch out"))
 	case cmd.IsSet("output"):
-		return usageError{fmt.Errorf(
+		return command.Usage(fmt.Errorf(
 			"--serve with --output %s: the page has everything, and as JSON at api/v1/cluster below its address",
-			cmd.String("output"))}
+			cmd.String("output")))
 	case clusterPart(cmd) != "nodes":
-		return usageError{fmt.Errorf("--serve with %s: the page is of the cluster, %s --serve %s", nameOf(cmd),
-			cmd.Lineage()[1].FullName(), cmd.String("serve"))}
+		return command.Usage(fmt.Errorf("--serve with %s: the page is of the cluster, %s --serve %s",
+			command.NameOf(cmd), cmd.Lineage()[1].FullName(), cmd.String("serve")))
 	}
 	return nil
 }

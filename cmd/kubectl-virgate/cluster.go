@@ -18,12 +18,58 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/command"
+	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
 )
 
-func clusterCommand(environment environment) *cli.Command {
+// clusterFlags returns the flags of the commands that show the cluster, but those of connectionFlags.
+func clusterFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{
+			Name:    "selector",
+			Aliases: []string{"l"},
+			Usage:   "only Nodes with these labels, as for kubectl",
+		},
+		&cli.StringFlag{
+			Name:    "output",
+			Aliases: []string{"o"},
+			Value:   "table",
+			Usage:   "table, wide, name, json or yaml",
+			Action:  clusterOutput,
+		},
+		&cli.StringFlag{
+			Name:  "domain",
+			Value: "nvidia.com",
+			Usage: "the domain of the resources, the part before the /",
+		},
+		&cli.DurationFlag{
+			Name:  "status-timeout",
+			Value: 5 * time.Second,
+			Usage: "how long a node's status page may take; 0 reads none",
+		},
+		&cli.DurationFlag{
+			Name:  "all-timeout",
+			Value: 30 * time.Second,
+			Usage: "how long all status pages together may take",
+		},
+		&cli.BoolFlag{
+			Name:    "watch",
+			Aliases: []string{"w"},
+			Usage:   "go on: a live table on a terminal, elsewhere the lines that change",
+		},
+		&cli.StringFlag{
+			Name:   "serve",
+			Usage:  "show a page at this loopback address, such as 127.0.0.1:8080, and keep it up to date",
+			Action: clusterAddress,
+		},
+	}
+}
+
+// clusterCommands returns the commands that show the cluster; the first is the default.
+func clusterCommands(environment command.Environment) []*cli.Command {
 	part := func(name, usage string, show func(*text, cluster.View, bool),
 		of func(cluster.View) (list any, names []string)) *cli.Command {
 		return &cli.Command{
@@ -35,91 +81,27 @@ func clusterCommand(environment environment) *cli.Command {
 			},
 		}
 	}
-	nodes := part("nodes", "shows nodes with profile, state, resources and MIG layouts", (*text).clusterNodes,
-		func(v cluster.View) (any, []string) {
-			return v.Nodes, namesOf(v.Nodes, func(n cluster.NodeView) string { return "node/" + n.Name })
-		})
-	return &cli.Command{
-		Name:  "cluster",
-		Usage: "shows the GPUs of all nodes of a cluster, and who holds them",
-		Description: "Reads Nodes and pods, and with the right to port-forward to Virgate's pods each node's status " +
-			"page. Changes nothing.\n" +
-			"Under the name kubectl-virgate, the program is this command: kubectl virgate gpus.\n\n" +
-			"Example: virgate cluster nodes -l nvidia.com/device-plugin.config=inference",
-		Flags: []cli.Flag{
-			&cli.StringFlag{
-				Name:  "kubeconfig",
-				Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]",
-			},
-			&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
-			&cli.StringFlag{
-				Name:    "selector",
-				Aliases: []string{"l"},
-				Usage:   "only Nodes with these labels, as for kubectl",
-			},
-			&cli.StringFlag{
-				Name:    "output",
-				Aliases: []string{"o"},
-				Value:   "table",
-				Usage:   "table, wide, name, json or yaml",
-				Action:  clusterOutput,
-			},
-			&cli.StringFlag{
-				Name:  "domain",
-				Value: "nvidia.com",
-				Usage: "the domain of the resources, the part before the /",
-			},
-			&cli.StringFlag{
-				Name:  "virgate-namespace",
-				Value: "virgate",
-				Usage: "the namespace of Virgate's own pods",
-			},
-			&cli.DurationFlag{
-				Name:  "status-timeout",
-				Value: 5 * time.Second,
-				Usage: "how long a node's status page may take; 0 reads none",
-			},
-			&cli.DurationFlag{
-				Name:  "all-timeout",
-				Value: 30 * time.Second,
-				Usage: "how long all status pages together may take",
-			},
-			&cli.BoolFlag{
-				Name:    "watch",
-				Aliases: []string{"w"},
-				Usage:   "go on: a live table on a terminal, elsewhere the lines that change",
-			},
-			&cli.StringFlag{
-				Name:   "serve",
-				Usage:  "show a page at this loopback address, such as 127.0.0.1:8080, and keep it up to date",
-				Action: clusterAddress,
-			},
-			&cli.BoolFlag{
-				Name:    "verbose",
-				Aliases: []string{"v"},
-				Usage:   "say how many requests were made",
-			},
-		},
-		Action: nodes.Action,
-		Commands: []*cli.Command{
-			nodes,
-			part("gpus", "shows each GPU and partition: model, how it is shared, health, use and holders",
-				(*text).clusterGPUs, func(v cluster.View) (any, []string) {
-					return v.GPUs, namesOf(v.GPUs, func(g cluster.GPUView) string { return g.ID })
-				}),
-			part("tenants", "shows which namespaces share GPUs with which", (*text).clusterTenants,
-				func(v cluster.View) (any, []string) {
-					return v.Tenants, namesOf(v.Tenants,
-						func(t cluster.TenantView) string { return "namespace/" + t.Namespace })
-				}),
-			clusterWhyCommand(environment),
-		},
+	return []*cli.Command{
+		part("nodes", "shows nodes with profile, state, resources and MIG layouts", (*text).clusterNodes,
+			func(v cluster.View) (any, []string) {
+				return v.Nodes, namesOf(v.Nodes, func(n cluster.NodeView) string { return "node/" + n.Name })
+			}),
+		part("gpus", "shows each GPU and partition: model, how it is shared, health, use and holders",
+			(*text).clusterGPUs, func(v cluster.View) (any, []string) {
+				return v.GPUs, namesOf(v.GPUs, func(g cluster.GPUView) string { return g.ID })
+			}),
+		part("tenants", "shows which namespaces share GPUs with which", (*text).clusterTenants,
+			func(v cluster.View) (any, []string) {
+				return v.Tenants, namesOf(v.Tenants,
+					func(t cluster.TenantView) string { return "namespace/" + t.Namespace })
+			}),
+		clusterWhyCommand(environment),
 	}
 }
 
 func clusterOutput(_ context.Context, _ *cli.Command, output string) error {
 	if !slices.Contains([]string{"table", "wide", "name", "json", "yaml"}, output) {
-		return usageError{fmt.Errorf("--output %q is none of table, wide, name, json and yaml", output)}
+		return command.Usage(fmt.Errorf("--output %q is none of table, wide, name, json and yaml", output))
 	}
 	return nil
 }
@@ -144,15 +126,16 @@ func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.
 	}
 	switch {
 	case options.StatusTimeout < 0:
-		return options, nil, "", usageError{fmt.Errorf("--status-timeout must not be less than 0, got %s",
-			options.StatusTimeout)}
+		return options, nil, "", command.Usage(fmt.Errorf("--status-timeout must not be less than 0, got %s",
+			options.StatusTimeout))
 	case options.AllTimeout <= 0:
-		return options, nil, "", usageError{fmt.Errorf("--all-timeout must be more than 0, got %s", options.AllTimeout)}
+		return options, nil, "", command.Usage(fmt.Errorf("--all-timeout must be more than 0, got %s",
+			options.AllTimeout))
 	case options.Domain == "" || strings.Contains(options.Domain, "/"):
-		return options, nil, "", usageError{fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q",
-			options.Domain)}
+		return options, nil, "", command.Usage(fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q",
+			options.Domain))
 	}
-	config, namespace, err := cluster.Config(cmd.String("kubeconfig"), cmd.String("context"))
+	config, namespace, err := configsource.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
 	if err == nil {
 		client, err = cluster.NewClient(config)
 	}
@@ -163,7 +146,7 @@ func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.
 func lookAtCluster(
 	ctx context.Context,
 	cmd *cli.Command,
-	environment environment,
+	environment command.Environment,
 	show func(*text, cluster.View, bool),
 	of func(cluster.View) (any, []string),
 ) error {
@@ -244,7 +227,7 @@ func clusterDocument(cmd *cli.Command, view cluster.View, list any) map[string]a
 }
 
 // terminal returns the output if it is a terminal that can move its cursor; nil otherwise.
-func terminal(out io.Writer, environment environment) *os.File {
+func terminal(out io.Writer, environment command.Environment) *os.File {
 	file, ok := out.(*os.File)
 	if kind, _ := environment("TERM"); !ok || kind == "dumb" || !term.IsTerminal(int(file.Fd())) {
 		return nil
@@ -253,7 +236,7 @@ func terminal(out io.Writer, environment environment) *os.File {
 }
 
 // coloured reports whether the output is a terminal and colours are not turned off (no-color.org).
-func coloured(out io.Writer, environment environment) bool {
+func coloured(out io.Writer, environment command.Environment) bool {
 	no, _ := environment("NO_COLOR")
 	return no == "" && terminal(out, environment) != nil
 }
@@ -311,7 +294,7 @@ func (t *text) clusterNodes(v cluster.View, wide bool) {
 	if wide {
 		header = append(header, "MODEL", "GENERATION", "SOURCE", "HEARTBEAT")
 	}
-	table := t.table(append(header, "NOTE")...)
+	table := t.Table(append(header, "NOTE")...)
 	for _, n := range v.Nodes {
 		gpus := "?"
 		if n.GPUs != nil {
@@ -357,10 +340,10 @@ func (t *text) clusterNodes(v cluster.View, wide bool) {
 			if i == 0 {
 				note = oneLine(strings.Join(notes, "; "), wide)
 			}
-			table.row(append(cells, note)...)
+			table.Row(append(cells, note)...)
 		}
 	}
-	table.end()
+	table.End()
 	t.clusterRules(v.Rules, wide)
 }
 
@@ -369,13 +352,13 @@ func (t *text) clusterRules(rules []cluster.RuleView, wide bool) {
 	if len(rules) == 0 {
 		return
 	}
-	t.line("")
-	table := t.table("CHOSEN BY", "PROFILE", "NODES", "APPLIED", "REJECTED", "DELAYED", "LIST", "WHY REJECTED")
+	t.Line("")
+	table := t.Table("CHOSEN BY", "PROFILE", "NODES", "APPLIED", "REJECTED", "DELAYED", "LIST", "WHY REJECTED")
 	for _, r := range rules {
-		table.row(r.By, cmp.Or(r.Profile, "-"), r.Nodes, r.Applied, r.Rejected, r.Delayed, r.Rules,
+		table.Row(r.By, cmp.Or(r.Profile, "-"), r.Nodes, r.Applied, r.Rejected, r.Delayed, r.Rules,
 			oneLine(cmp.Or(strings.Join(r.Problems, "; "), "-"), wide))
 	}
-	table.end()
+	table.End()
 }
 
 // byText returns why a node has its profile; unless wide is set, in one or two words: "rule 2",
@@ -437,7 +420,7 @@ func (t *text) clusterGPUs(v cluster.View, wide bool) {
 	if wide {
 		header = append(header, "ID")
 	}
-	table := t.table(append(header, "HOLDERS")...)
+	table := t.Table(append(header, "HOLDERS")...)
 	for _, g := range v.GPUs {
 		held := strconv.Itoa(g.Held)
 		if g.Replicas > 0 {
@@ -467,13 +450,13 @@ func (t *text) clusterGPUs(v cluster.View, wide bool) {
 				holders = append(holders, name)
 			}
 		}
-		table.row(append(cells, cmp.Or(strings.Join(holders, " "), "-"))...)
+		table.Row(append(cells, cmp.Or(strings.Join(holders, " "), "-"))...)
 	}
-	table.end()
+	table.End()
 }
 
 func (t *text) clusterTenants(v cluster.View, wide bool) {
-	table := t.table("NAMESPACE", "PODS", "WAITING", "GPUS", "RESOURCES", "SHARES WITH")
+	table := t.Table("NAMESPACE", "PODS", "WAITING", "GPUS", "RESOURCES", "SHARES WITH")
 	pairs := func(counts map[string]int, format string) string {
 		var texts []string
 		for _, name := range slices.Sorted(maps.Keys(counts)) {
@@ -486,8 +469,8 @@ func (t *text) clusterTenants(v cluster.View, wide bool) {
 		for name, number := range tenant.Resources {
 			resources[name] = int(number)
 		}
-		table.row(tenant.Namespace, tenant.Pods, tenant.Waiting, tenant.Units, pairs(resources, "%s=%d"),
+		table.Row(tenant.Namespace, tenant.Pods, tenant.Waiting, tenant.Units, pairs(resources, "%s=%d"),
 			pairs(tenant.SharesWith, "%s (%d)"))
 	}
-	table.end()
+	table.End()
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/command"
+	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/rollout"
 	"github.com/virgate/virgate/sharing"
@@ -21,7 +23,7 @@ const forecastTimeout, allForecasts = 8 * time.Second, 2 * time.Minute
 
 // planRollout is start with --dry-run. It returns an error if nodes would refuse.
 func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, spec rollout.Spec) error {
-	config, _, err := cluster.Config(cmd.String("kubeconfig"), cmd.String("context"))
+	config, _, err := configsource.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
 	if err != nil {
 		return err
 	}
@@ -42,22 +44,26 @@ func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, 
 	if err != nil {
 		return err
 	}
-	if err := show(cmd, forecast, func(out *text) { out.forecast(forecast) }); err != nil ||
-		len(forecast.Unfit()) == 0 {
+	err = command.Show(cmd, forecast, func() string {
+		var out text
+		out.forecast(forecast)
+		return out.String()
+	})
+	if err != nil || len(forecast.Unfit()) == 0 {
 		return err
 	}
-	return errSilent
+	return command.ErrSilent
 }
 
 func (t *text) forecast(f rollout.Forecast) {
-	t.line("%d nodes to %s, %d at once; nothing was changed", len(f.Nodes), f.To, f.Max)
+	t.Line("%d nodes to %s, %d at once; nothing was changed", len(f.Nodes), f.To, f.Max)
 	if len(f.Resources) > 0 {
-		t.line("")
-		table := t.table("RESOURCE", "BEFORE", "LOWEST", "AFTER", "WAITS FOR PODS")
+		t.Line("")
+		table := t.Table("RESOURCE", "BEFORE", "LOWEST", "AFTER", "WAITS FOR PODS")
 		for _, r := range f.Resources {
-			table.row(r.Name, r.Before, r.Lowest, r.After, r.Waiting)
+			table.Row(r.Name, r.Before, r.Lowest, r.After, r.Waiting)
 		}
-		table.end()
+		table.End()
 	}
 	kept := 0
 	destroyed := 0
@@ -73,10 +79,10 @@ func (t *text) forecast(f rollout.Forecast) {
 		}
 	}
 	if layouts > 0 {
-		t.line("\nMIG partitions of %d GPUs: %d kept, %d destroyed, %d made", layouts, kept, destroyed, made)
+		t.Line("\nMIG partitions of %d GPUs: %d kept, %d destroyed, %d made", layouts, kept, destroyed, made)
 	}
 	if waits > 0 {
-		t.line(
+		t.Line(
 			"\nwaiting for pods that keep a GPU as it is, %d of %d nodes; the rollout stops at its --timeout if they "+
 				"do not end:", waits, len(f.Nodes))
 		t.WriteString(busy)
@@ -87,9 +93,9 @@ func (t *text) forecast(f rollout.Forecast) {
 		return slices.DeleteFunc([]string{n.Unknown}, func(why string) bool { return why == "" })
 	})
 	if len(f.LeftOut) > 0 {
-		t.line("\nleft out, because they cannot follow now, %d nodes:", len(f.LeftOut))
+		t.Line("\nleft out, because they cannot follow now, %d nodes:", len(f.LeftOut))
 		for _, reason := range f.LeftOut {
-			t.line("  %s", reason)
+			t.Line("  %s", reason)
 		}
 	}
 	t.reasons("with warnings", f.Nodes, func(n rollout.NodeForecast) []string { return n.Warnings })
@@ -99,14 +105,14 @@ func (t *text) forecast(f rollout.Forecast) {
 // such pods.
 func busyTable(f rollout.Forecast) (rows string, nodes int) {
 	var t text
-	table := t.table("NODE", "WAVE", "GPU", "PODS")
+	table := t.Table("NODE", "WAVE", "GPU", "PODS")
 	for _, n := range f.Nodes {
 		for _, u := range n.Busy {
-			table.row(n.Name, n.Wave, u.Index, cmp.Or(strings.Join(u.Pods, " "), u.Reason, sharing.UnnamedHolder))
+			table.Row(n.Name, n.Wave, u.Index, cmp.Or(strings.Join(u.Pods, " "), u.Reason, sharing.UnnamedHolder))
 		}
 		nodes += min(1, len(n.Busy))
 	}
-	table.end()
+	table.End()
 	return t.String(), nodes
 }
 
@@ -126,7 +132,7 @@ func (t *text) reasons(what string, nodes []rollout.NodeForecast, of func(rollou
 		count += min(1, len(list))
 	}
 	if count > 0 {
-		t.line("\n%s, %d of %d nodes:", what, count, len(nodes))
+		t.Line("\n%s, %d of %d nodes:", what, count, len(nodes))
 	}
 	for _, reason := range all {
 		list := names[reason]
@@ -134,6 +140,6 @@ func (t *text) reasons(what string, nodes []rollout.NodeForecast, of func(rollou
 		if more := len(list) - most; more > 0 {
 			text += fmt.Sprintf(" and %d more", more)
 		}
-		t.line("  %s: %s", text, reason)
+		t.Line("  %s: %s", text, reason)
 	}
 }

@@ -57,23 +57,26 @@ func TestCluster(t *testing.T) {
 	const nodes = "" +
 		"NODE  WANTED  APPLIED  STATE      GPUS  RESOURCE        ALLOCATABLE  HELD  FREE  ILL  LAYOUT  NOTE\n" +
 		"n1    b       a        switching  2     nvidia.com/gpu  6            2     4     2    -       status not read: no pod of Virgate is ready there in the namespace virgate\n"
-	for _, test := range []struct{ name, program, words, want string }{
-		{"all", "virgate", "cluster", nodes},
-		{"nodes", "virgate", "cluster nodes", nodes},
-		{"kubectl", "kubectl-virgate", "nodes n1", nodes},
-		{"gpus", "kubectl-virgate", "gpus", "" +
+	for _, test := range []struct{ name, words, want string }{
+		{"all", "", nodes},
+		{"nodes", "nodes", nodes},
+		{"one node", "nodes n1", nodes},
+		{"flags first", "-o table gpus -o name", "GPU-1\n"},
+		{"as it was called", "cluster", nodes},
+		{"tenants as they were called", "cluster -o name tenants", "namespace/x\nnamespace/y\n"},
+		{"gpus", "gpus", "" +
 			"NODE  GPU    MODEL  RESOURCE        SHARING  HELD  USE  MEMORY  HEALTH     HOLDERS\n" +
 			"n1    GPU-1  T4     nvidia.com/gpu  shared   2     -    -       Unhealthy  x/p y/q\ufffd[31m\n"},
-		{"tenants", "virgate", "cluster tenants", "" +
+		{"tenants", "tenants", "" +
 			"NAMESPACE  PODS  WAITING  GPUS  RESOURCES         SHARES WITH\n" +
 			"x          1     0        1     nvidia.com/gpu=1  y (1)\n" +
 			"y          1     0        1     nvidia.com/gpu=1  x (1)\n"},
-		{"names", "virgate", "cluster -o name", "node/n1\n"},
-		{"names of namespaces", "virgate", "cluster tenants -o name", "namespace/x\nnamespace/y\n"},
+		{"names", "-o name", "node/n1\n"},
+		{"names of namespaces", "tenants -o name", "namespace/x\nnamespace/y\n"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var out, errors strings.Builder
-			args := append([]string{test.program}, strings.Fields(test.words)...)
+			args := append([]string{"/home/me/bin/kubectl-virgate"}, strings.Fields(test.words)...)
 			if code := run(t.Context(), append(args, "--kubeconfig", kubeconfig), os.LookupEnv, &out, &errors); code != 0 {
 				t.Fatalf("exit code %d: %s", code, errors.String())
 			}
@@ -84,7 +87,7 @@ func TestCluster(t *testing.T) {
 	}
 	for output, want := range map[string]string{"json": `"free": 4`, "yaml": "\n    free: 4\n"} {
 		var out, errors strings.Builder
-		code := run(t.Context(), []string{"virgate", "cluster", "nodes", "-v", "-o", output, "--kubeconfig", kubeconfig}, os.LookupEnv, &out, &errors)
+		code := run(t.Context(), []string{"kubectl-virgate", "nodes", "-v", "-o", output, "--kubeconfig", kubeconfig}, os.LookupEnv, &out, &errors)
 		if code != 0 || !strings.Contains(out.String(), want) || !strings.Contains(errors.String(), "2 requests for lists and rights, 0 for status pages") {
 			t.Errorf("%s: %d\n%s%s", output, code, out.String(), errors.String())
 		}
@@ -94,10 +97,10 @@ func TestCluster(t *testing.T) {
 func TestClusterRefuses(t *testing.T) {
 	for words, want := range map[string]string{
 		"-o xml": `--output "xml" is none of`, "--status-timeout -1s": "--status-timeout must not be less than 0", "--all-timeout 0s": "--all-timeout must be more than 0",
-		"--domain a/b": "--domain: expected a domain", "--serve 8080": "--serve: expected an address such as 127.0.0.1:8080", "--serve :8080": "--serve: the page is for this machine alone", "--serve 10.0.0.1:8080": "--serve: the page is for this machine alone", "n1": `no cluster command "n1"`, "--kubeconfig /none": "find the API server: ",
+		"--domain a/b": "--domain: expected a domain", "--serve 8080": "--serve: expected an address such as 127.0.0.1:8080", "--serve :8080": "--serve: the page is for this machine alone", "--serve 10.0.0.1:8080": "--serve: the page is for this machine alone", "n1": `no command "n1"`, "--kubeconfig /none": "find the API server: ",
 	} {
 		var out, errors strings.Builder
-		code := run(t.Context(), append([]string{"virgate", "cluster"}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
+		code := run(t.Context(), append([]string{"kubectl-virgate"}, strings.Fields(words)...), os.LookupEnv, &out, &errors)
 		if code == 0 || !strings.Contains(errors.String(), want) || out.String() != "" {
 			t.Errorf("%s: exit code %d, %q, want %q", words, code, errors.String(), want)
 		}
@@ -131,7 +134,7 @@ func TestClusterRules(t *testing.T) {
 		"rule 2 of ConfigMap gpu/p                    four     1      1        0         0        0123  -\n" +
 		"default: no rule of ConfigMap gpu/p matches  two      1      0        0         0        0123  -\n"
 	var out, errors strings.Builder
-	if code := run(t.Context(), []string{"virgate", "cluster", "nodes", "--status-timeout=0", "--kubeconfig", kubeconfigOf(t, server.URL)}, os.LookupEnv, &out, &errors); code != 0 {
+	if code := run(t.Context(), []string{"kubectl-virgate", "nodes", "--status-timeout=0", "--kubeconfig", kubeconfigOf(t, server.URL)}, os.LookupEnv, &out, &errors); code != 0 {
 		t.Fatalf("exit code %d: %s", code, errors.String())
 	}
 	if diff := cmp.Diff(want, out.String()); diff != "" {

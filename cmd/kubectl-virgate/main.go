@@ -1,0 +1,79 @@
+// Command kubectl-virgate is a plugin of kubectl: kubectl virgate shows the GPUs of all nodes of a
+// cluster and who holds them, says why a pod waits for one, and gives many nodes another profile.
+//
+// A person runs it, with their own rights. This package only parses flags and prints results; it
+// starts with cluster.go and rollout.go. internal/cluster reads the cluster, internal/rollout changes
+// nodes.
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"slices"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/virgate/virgate/internal/command"
+)
+
+func main() { os.Exit(command.Main(run)) }
+
+// version is set by the linker: -X main.version=v1.2.3.
+var version = "devel"
+
+// text is the output for people; the commands add what they print.
+type text struct{ command.Text }
+
+// run runs the program and is independent of the process. It returns the exit code.
+func run(ctx context.Context, args []string, environment command.Environment, stdout, stderr io.Writer) int {
+	views := clusterCommands(environment)
+	root := &cli.Command{
+		Name:  "kubectl virgate",
+		Usage: "shows the GPUs of all nodes of a cluster and who holds them, and gives nodes another profile",
+		Description: "Without a command it shows the nodes. It reads Nodes and pods, and with the right to\n" +
+			"port-forward to Virgate's pods each node's status page. Only rollout changes anything.\n\n" +
+			"Example: kubectl virgate nodes -l nvidia.com/device-plugin.config=inference",
+		Version:   version,
+		Writer:    stdout,
+		ErrWriter: stderr,
+		Flags: slices.Concat(clusterFlags(), connectionFlags(), []cli.Flag{&cli.BoolFlag{
+			Name:  command.VersionFlag,
+			Usage: "print the version",
+			Local: true,
+		}}),
+		Action:   views[0].Action,
+		Commands: append(views, rolloutCommand(), command.VersionCommand()),
+	}
+	return command.Run(ctx, root, withoutCluster(args))
+}
+
+// connectionFlags returns the flags of all commands.
+func connectionFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{
+			Name:  "kubeconfig",
+			Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]",
+		},
+		&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
+		&cli.StringFlag{
+			Name:  "virgate-namespace",
+			Value: "virgate",
+			Usage: "Virgate's own namespace, where its pods are and rollouts are kept",
+		},
+		&cli.BoolFlag{
+			Name:    "verbose",
+			Aliases: []string{"v"},
+			Usage:   "say how many requests were made",
+		},
+	}
+}
+
+// withoutCluster removes the word cluster from the command line: kubectl virgate cluster why is kubectl virgate why,
+// as these commands were of virgate cluster before.
+func withoutCluster(args []string) []string {
+	if len(args) > 1 && args[1] == "cluster" {
+		return slices.Delete(slices.Clone(args), 1, 2)
+	}
+	return args
+}

@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -44,7 +45,7 @@ type Manager struct {
 	// planned wakes Run after Apply, SetHost and RefreshHolders.
 	planned signal
 	plan    atomic.Pointer[sharing.Plan]
-	host    atomic.Pointer[Host]
+	host    atomic.Pointer[grant.Host]
 	status  atomic.Pointer[managerStatus]
 	readers subscribers
 	// listed and grants wake Run after a list was sent on a stream, and after Allocate granted devices.
@@ -84,14 +85,14 @@ func NewManager(options Options) *Manager {
 		refusedUnits: newRefusedUnits(),
 	}
 	m.status.Store(&managerStatus{superseded: make(chan struct{})})
-	m.host.Store(&Host{})
+	m.host.Store(&grant.Host{})
 	return m
 }
 
 // SetHost sets what the node provides for containers; without it, grants can only name devices.
 // Call it before applying a plan that needs it, because each list is served with the latest host.
 // It does not wait.
-func (m *Manager) SetHost(host Host) {
+func (m *Manager) SetHost(host grant.Host) {
 	m.host.Store(&host)
 	m.planned.notify()
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/release"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -30,7 +30,7 @@ type state struct {
 	// features are the labels that follow from gpus and profile; nil before those are known.
 	features map[string]string
 	// host is what was last prepared for allocate responses.
-	host plugin.Host
+	host grant.Host
 	// rejected is why the wanted profile is not in force, unread why no GPU can be read.
 	rejected, unread error
 	// unlisted is the result of Node.Unlisted.
@@ -295,7 +295,7 @@ type Host interface {
 	// once, and the container would fail to start. It seldom waits: a spec is written when GPUs
 	// have changed. It waits only once for a late spec, so that a hung driver delays one plan, not
 	// every fault.
-	Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host
+	Prepare(grants sharing.Grants, gpus []sharing.GPU) grant.Host
 	// Watch is as in Node: it calls changed when Prepare would return something else.
 	Watch(ctx context.Context, changed func()) error
 }

@@ -107,23 +107,6 @@ func TestChangedWhenThePlanIsTakenUp(t *testing.T) {
 	}
 }
 
-func TestSignal(t *testing.T) {
-	s := make(signal, 1)
-	s.notify()
-	s.notify()
-	select {
-	case <-s:
-	default:
-		t.Error("nothing received")
-	}
-	select {
-	case <-s:
-		t.Error("received twice")
-	default:
-	}
-	signal(nil).notify()
-}
-
 // TestSubscribe gives each reader every change, however slow the others are.
 func TestSubscribe(t *testing.T) {
 	m := NewManager(Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})

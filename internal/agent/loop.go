@@ -12,6 +12,7 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/release"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
@@ -233,10 +234,7 @@ func (a *agent) awaitPause(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, pauseWait)
 	defer cancel()
 	for !a.pauseNow().known && ctx.Err() == nil {
-		select {
-		case <-time.After(pauseWait / 40):
-		case <-ctx.Done():
-		}
+		wake.Sleep(ctx, pauseWait/40)
 	}
 }
 
@@ -344,10 +342,10 @@ func sameError(a, b error) bool {
 }
 
 // requestPlan makes the loop read its inputs again. Several requests may lead to one reading.
-func (a *agent) requestPlan() { notify(a.replan) }
+func (a *agent) requestPlan() { a.replan.Notify() }
 
 // wakeReport makes the reports check again. It does not wait.
-func (a *agent) wakeReport() { notify(a.reportWake) }
+func (a *agent) wakeReport() { a.reportWake.Notify() }
 
 // planNow returns when the loop has read its inputs after the call, or when ctx ends.
 func (a *agent) planNow(ctx context.Context) {
@@ -356,13 +354,5 @@ func (a *agent) planNow(ctx context.Context) {
 	case a.replanNow <- planned:
 		<-planned
 	case <-ctx.Done():
-	}
-}
-
-// notify sends a signal without waiting.
-func notify(wake chan<- struct{}) {
-	select {
-	case wake <- struct{}{}:
-	default:
 	}
 }

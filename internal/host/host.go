@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/migcaps"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
@@ -74,7 +75,7 @@ type Host struct {
 	options Options
 	log     *slog.Logger
 	// wake makes Watch handle a new request.
-	wake chan struct{}
+	wake wake.Signal
 	// ended is closed when Watch ends; no specs are written after that.
 	ended chan struct{}
 	// specsLate is set when Prepare has timed out. Later calls then do not wait until Watch has
@@ -120,7 +121,7 @@ func New(options Options) *Host {
 	return &Host{
 		options: options,
 		log:     options.Logger.With("component", "host"),
-		wake:    make(chan struct{}, 1),
+		wake:    wake.NewSignal(),
 		ended:   make(chan struct{}),
 		warned:  map[string]bool{},
 	}
@@ -138,10 +139,7 @@ func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) grant.Host {
 	}
 	h.request.Store(r)
 	if grants.CDI() || grants.Claims || h.makes(grants) {
-		select {
-		case h.wake <- struct{}{}:
-		default:
-		}
+		h.wake.Notify()
 		if !h.specsLate.Load() {
 			select {
 			case <-r.done:

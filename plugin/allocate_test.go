@@ -6,16 +6,14 @@ import (
 	"go/parser"
 	"go/token"
 	"log/slog"
-	"maps"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -75,7 +73,7 @@ func TestAllocateWaitsForNobody(t *testing.T) {
 			t.Fatalf("error is %v", err)
 		}
 	}
-	manager.SetHost(plugin.Host{})
+	manager.SetHost(grant.Host{})
 	manager.Apply(by(plan(gpu, 3, 2), sharing.CDICRI))
 	for _, hit := range []chan struct{}{s.logged, s.saved} {
 		select {
@@ -96,13 +94,13 @@ func TestAllocateWaitsForNobody(t *testing.T) {
 func TestGrantsTouchNothing(t *testing.T) {
 	allowed := map[string]bool{}
 	for _, path := range []string{
-		"cmp", "crypto/sha256", "encoding/hex", "path", "slices", "strconv", "strings", "time",
-		"google.golang.org/grpc/codes", "google.golang.org/grpc/status", "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1",
-		"github.com/virgate/virgate/sharing",
+		"crypto/sha256", "encoding/hex", "path", "slices", "strconv", "strings", "time",
+		"google.golang.org/grpc/codes", "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1",
+		"github.com/virgate/virgate/plugin/grant", "github.com/virgate/virgate/sharing",
 	} {
 		allowed[path] = true
 	}
-	for _, name := range []string{"allocate.go"} {
+	for _, name := range []string{"allocate.go", "grant/grant.go"} {
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
 		if err != nil {
 			t.Fatal(err)
@@ -163,33 +161,10 @@ func TestUnknownNodeIsRefused(t *testing.T) {
 		if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "device GPU-0001 must not be used: its device node is not known") {
 			t.Errorf("%+v: error is %v", grants, err)
 		}
-		manager.SetHost(plugin.Host{Nodes: map[string][]string{"GPU-0001": {"/dev/nvidia1"}}, DevRoot: "/driver/"})
+		manager.SetHost(grant.Host{Nodes: map[string][]string{"GPU-0001": {"/dev/nvidia1"}}, DevRoot: "/driver/"})
 		awaitGrant(t, client, "GPU-0001", func(r *api.ContainerAllocateResponse) bool {
 			return len(r.Devices) == 1 && r.Devices[0].HostPath == "/driver/dev/nvidia1" && r.Devices[0].ContainerPath == "/dev/nvidia1"
 		})
-	}
-}
-
-// TestNodesOfOneGPU checks that a node which two units have is granted once, and
-// that a grant writes nothing into the host, which others read at that moment.
-func TestNodesOfOneGPU(t *testing.T) {
-	p := plan(gpu, 2, 1)
-	p.Grants = sharing.Grants{DeviceNodes: true}
-	client, manager := dialManager(t, p)
-	const gpu = "/dev/nvidia0"
-	control := make([]string, 1, 8)
-	control[0] = "/dev/nvidiactl"
-	manager.SetHost(plugin.Host{ControlNodes: control, Nodes: map[string][]string{"GPU-0000": {gpu, "/dev/a"}, "GPU-0001": {gpu, "/dev/b"}}})
-	awaitGrant(t, client, "GPU-0000", func(r *api.ContainerAllocateResponse) bool { return len(r.Devices) == 3 })
-	var paths []string
-	for _, device := range granted(t, client, "GPU-0001", "GPU-0000").Devices {
-		paths = append(paths, device.HostPath)
-	}
-	if diff := cmp.Diff([]string{"/dev/nvidiactl", gpu, "/dev/a", "/dev/b"}, paths); diff != "" {
-		t.Errorf("nodes (-want +got):\n%s", diff)
-	}
-	if written := control[:2][1]; written != "" {
-		t.Errorf("%s is written behind the control nodes", written)
 	}
 }
 
@@ -200,37 +175,13 @@ func TestHostSendsNoList(t *testing.T) {
 	b.manager.Apply(plan(gpu, 2, 2))
 	b.shows(gpu, 4, 4)
 	before := b.kubelet.Snapshot().Resources[gpu]
-	b.manager.SetHost(plugin.Host{ControlNodes: []string{"/dev/nvidiactl"}})
+	b.manager.SetHost(grant.Host{ControlNodes: []string{"/dev/nvidiactl"}})
 	b.manager.Apply(by(plan(gpu, 2, 2), sharing.CDICRI))
 	b.manager.Apply(plan(gpu, 3, 2)) // Something that does need one.
 	b.shows(gpu, 6, 6)
 	after := b.kubelet.Snapshot().Resources[gpu]
 	if after.Lists != before.Lists+1 || after.StreamsOpened != 1 {
 		t.Errorf("%d lists more and %d streams", after.Lists-before.Lists, after.StreamsOpened)
-	}
-}
-
-func TestAnnotationKey(t *testing.T) {
-	client := dialPlugin(t, by(plan(gpu, 3, 2), sharing.CDIAnnotations))
-	key := func(client api.DevicePluginClient, ids ...string) string {
-		for key := range granted(t, client, ids...).Annotations {
-			return key
-		}
-		return ""
-	}
-	first := key(client, "GPU-0000::0", "GPU-0001::0")
-	name, ok := strings.CutPrefix(first, "cdi.k8s.io/nvidia-device-plugin_")
-	if !ok || len(name) != 36 || len("nvidia-device-plugin_"+name) > 63 {
-		t.Errorf("key is %q", first)
-	}
-	if again := key(client, "GPU-0001::0", "GPU-0000::0"); again != first {
-		t.Errorf("the order of the request matters: %q and %q", first, again)
-	}
-	other := dialPlugin(t, by(plan(gpu+".shared", 3, 2), sharing.CDIAnnotations))
-	keys := []string{first, key(client, "GPU-0000::0"), key(client, "GPU-0000::1", "GPU-0001::0"), key(other, "GPU-0000::0", "GPU-0001::0")}
-	slices.Sort(keys)
-	if len(slices.Compact(keys)) != 4 {
-		t.Errorf("unlike allocations have one key: %q", keys)
 	}
 }
 
@@ -243,48 +194,6 @@ func TestDroppedResourceIsGrantedAsThePlanSays(t *testing.T) {
 	awaitGrant(t, client, "GPU-0001", func(r *api.ContainerAllocateResponse) bool {
 		return len(r.CdiDevices) == 1 && r.CdiDevices[0].Name == "k8s.device-plugin.nvidia.com/gpu=GPU-0001" && len(r.Envs) == 0
 	})
-}
-
-// TestExtrasAreVariables checks that a container is told of GDRCopy, GDS and MOFED by variables,
-// however it is told of its devices, and only of those that are on.
-func TestExtrasAreVariables(t *testing.T) {
-	for _, strategies := range [][]sharing.DeviceListStrategy{
-		nil, {sharing.Envvar}, {sharing.VolumeMounts}, {sharing.DriverMounts}, {sharing.CDIAnnotations}, {sharing.CDICRI},
-		{sharing.CDICRI, sharing.CDIAnnotations}, {sharing.Envvar, sharing.CDICRI},
-	} {
-		for bits := range 8 {
-			p := by(plan(gpu, 2, 1), strategies...)
-			p.Grants.GDRCopy, p.Grants.GDS, p.Grants.MOFED = bits&1 > 0, bits&2 > 0, bits&4 > 0
-			want := map[string]string{}
-			for i, name := range []string{"NVIDIA_GDRCOPY", "NVIDIA_GDS", "NVIDIA_MOFED"} {
-				if bits>>i&1 > 0 {
-					want[name] = "enabled"
-				}
-			}
-			client, manager := dialManager(t, p)
-			manager.SetHost(plugin.Host{Nodes: map[string][]string{"GPU-0001": {"/dev/nvidia1"}}})
-			awaitGrant(t, client, "GPU-0001", func(*api.ContainerAllocateResponse) bool { return true })
-			got := maps.Clone(granted(t, client, "GPU-0001").Envs)
-			visible := got["NVIDIA_VISIBLE_DEVICES"] != ""
-			delete(got, "NVIDIA_VISIBLE_DEVICES")
-			delete(got, "NVIDIA_DRIVER_CAPABILITIES")
-			if diff := cmp.Diff(want, got, cmpopts.EquateEmpty()); diff != "" || visible == p.Grants.OnlyCDI() {
-				t.Errorf("%v: devices by variable: %t; variables (-want +got):\n%s", strategies, visible, diff)
-			}
-		}
-	}
-}
-
-// TestUnknownIndex checks that a unit without an index is told by UUID, which
-// every runtime knows, rather than by nothing.
-func TestUnknownIndex(t *testing.T) {
-	p := plan(gpu, 2, 1)
-	p.Resources[0].DeviceIDs = sharing.ByIndex
-	p.Resources[0].Units[1].Index = ""
-	want := map[string]string{"NVIDIA_VISIBLE_DEVICES": "0,GPU-0001"}
-	if diff := cmp.Diff(want, granted(t, dialPlugin(t, p), "GPU-0000", "GPU-0001").Envs); diff != "" {
-		t.Error(diff)
-	}
 }
 
 // TestOneShareOnlyIsForShares checks that whole GPUs may be had by the number

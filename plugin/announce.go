@@ -3,6 +3,8 @@ package plugin
 import (
 	"context"
 	"time"
+
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // The kubelet reports a list to the API server up to 10 s after it has applied it
@@ -126,7 +128,7 @@ func (r *reconciler) leave() {
 	}
 	for _, written := range r.announceNow(context.Background(), notices) {
 		if written {
-			sleep(context.Background(), boundPause)
+			wake.Sleep(context.Background(), boundPause)
 			return
 		}
 	}

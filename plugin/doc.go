@@ -2,7 +2,7 @@
 // its own, which is registered again whenever the kubelet disconnects it.
 //
 // The package does not know NVML, profiles or the Kubernetes API, and it reads none of the node's
-// files. A Kubelet tells it what the kubelet holds and has applied, and a Host tells it what grants
+// files. A Kubelet tells it what the kubelet holds and has applied, and a grant.Host what grants
 // need. docs/explanation/kubelet.md gives the reasons behind the protocol.
 //
 // next.go and switch.go decide what each resource lists next, as a pure function. kubelet.go,

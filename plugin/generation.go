@@ -8,6 +8,7 @@ import (
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -33,7 +34,7 @@ type generation struct {
 // grantTerms are what grants depend on, apart from the list.
 type grantTerms struct {
 	grants sharing.Grants
-	host   *Host
+	host   *grant.Host
 }
 
 // deviceUse has times in Unix nanoseconds, 0 for never: when Allocate last granted the device, when

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/repeat"
 )
@@ -170,7 +171,7 @@ func TestGrantedBeforeGrowth(t *testing.T) {
 	clock := time.Unix(2000, 0)
 	made := func(p sharing.Plan, lists Lists, previous *generation) (*generation, Lists) {
 		lists = Next(lists, p, KubeletSnapshot{}, RPCState{}, clock, Timing{})
-		return newGeneration(p.Resources[0], lists["gpu"], grantTerms{host: &Host{}}, p.Health, nil, previous), lists
+		return newGeneration(p.Resources[0], lists["gpu"], grantTerms{host: &grant.Host{}}, p.Health, nil, previous), lists
 	}
 	before, lists := made(alone, nil, nil)
 	after, _ := made(shared, lists, before)
@@ -304,7 +305,7 @@ func TestGrownDeviceIsOneShare(t *testing.T) {
 			list.Entries = append(list.Entries, Entry{Device: sharing.Device{ID: id, Unit: id, Healthy: true}, Phase: Offered, Mode: mode})
 			health[id], units[id] = sharing.Health{}, sharing.Unit{ID: id, GPU: id}
 		}
-		g := newGeneration(sharing.Resource{Name: "gpu", FailRequestsGreaterThanOne: true}, list, grantTerms{host: &Host{}}, health, units, nil)
+		g := newGeneration(sharing.Resource{Name: "gpu", FailRequestsGreaterThanOne: true}, list, grantTerms{host: &grant.Host{}}, health, units, nil)
 		if _, _, err := g.grant([]string{"A", "B"}, time.Now()); status.Code(err) != want {
 			t.Errorf("%v: %v, want %v", mode, err, want)
 		}

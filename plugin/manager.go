@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/virgate/virgate/internal/wake"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -42,13 +44,13 @@ type Store interface {
 type Manager struct {
 	options Options
 	// planned wakes Run after Apply, SetHost and RefreshHolders.
-	planned signal
+	planned wake.Signal
 	plan    atomic.Pointer[sharing.Plan]
-	host    atomic.Pointer[Host]
+	host    atomic.Pointer[grant.Host]
 	status  atomic.Pointer[managerStatus]
 	readers subscribers
 	// listed and grants wake Run after a list was sent on a stream, and after Allocate granted devices.
-	listed, grants signal
+	listed, grants wake.Signal
 	callMetrics    CallMetrics
 	refusedUnits   *refusedUnits
 	// takingOver waits for the announcement of TakeOver.
@@ -78,22 +80,22 @@ func NewManager(options Options) *Manager {
 	}
 	m := &Manager{
 		options:      options,
-		planned:      make(signal, 1),
-		listed:       make(signal, 1),
-		grants:       make(signal, 1),
+		planned:      wake.NewSignal(),
+		listed:       wake.NewSignal(),
+		grants:       wake.NewSignal(),
 		refusedUnits: newRefusedUnits(),
 	}
 	m.status.Store(&managerStatus{superseded: make(chan struct{})})
-	m.host.Store(&Host{})
+	m.host.Store(&grant.Host{})
 	return m
 }
 
 // SetHost sets what the node provides for containers; without it, grants can only name devices.
 // Call it before applying a plan that needs it, because each list is served with the latest host.
 // It does not wait.
-func (m *Manager) SetHost(host Host) {
+func (m *Manager) SetHost(host grant.Host) {
 	m.host.Store(&host)
-	m.planned.notify()
+	m.planned.Notify()
 }
 
 // Apply makes plan the wanted one. It does not wait; if it is called several times, the last plan
@@ -103,7 +105,7 @@ func (m *Manager) Apply(plan sharing.Plan) {
 		return // An equal plan would only make units wait for another reading of the holders.
 	}
 	m.plan.Store(&plan)
-	m.planned.notify()
+	m.planned.Notify()
 }
 
 // AwaitStopped returns nil once no resource is served any more, which happens after an empty plan
@@ -283,7 +285,7 @@ func (t Timing) pollInterval() time.Duration {
 // longestResendPause. The next call replaces the units.
 func (m *Manager) RefreshHolders(units ...string) {
 	m.refreshing.Store(&units)
-	m.planned.notify()
+	m.planned.Notify()
 }
 
 func (m *Manager) awaitsHolders(unit string) bool {
@@ -313,24 +315,14 @@ func (m *Manager) Withdrawn(units ...string) bool {
 	return true
 }
 
-// signal wakes a reader. A nil signal is ignored; notify never blocks.
-type signal chan struct{}
-
-func (s signal) notify() {
-	select {
-	case s <- struct{}{}:
-	default:
-	}
-}
-
 // subscribers are the channels that Subscribe has returned. A nil *subscribers is ignored.
-type subscribers struct{ signals atomic.Pointer[[]signal] }
+type subscribers struct{ signals atomic.Pointer[[]wake.Signal] }
 
-func (s *subscribers) add() signal {
-	added := make(signal, 1)
+func (s *subscribers) add() wake.Signal {
+	added := wake.NewSignal()
 	for {
 		before := s.signals.Load()
-		after := []signal{added}
+		after := []wake.Signal{added}
 		if before != nil {
 			after = append(after, *before...)
 		}
@@ -346,7 +338,7 @@ func (s *subscribers) notify() {
 	}
 	if signals := s.signals.Load(); signals != nil {
 		for _, each := range *signals {
-			each.notify()
+			each.Notify()
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
@@ -205,12 +206,12 @@ func TestRoom(t *testing.T) {
 // granted changes without pause. Each answer is of one state of the node, never
 // of two, and none is an error.
 func TestAllocateDuringRefresh(t *testing.T) {
-	hosts := make([]plugin.Host, 8)
+	hosts := make([]grant.Host, 8)
 	for i := range hosts {
-		hosts[i] = plugin.Host{
+		hosts[i] = grant.Host{
 			DevRoot: fmt.Sprintf("/driver-%d", i),
 			Nodes:   map[string][]string{"GPU-0000": {fmt.Sprintf("/dev/nvidia%d", i)}, "GPU-0001": {fmt.Sprintf("/dev/nvidia%d", i)}},
-			Extras:  []string{plugin.CDIName("gds", fmt.Sprint(i))},
+			Extras:  []string{grant.CDIName("gds", fmt.Sprint(i))},
 		}
 	}
 	plans := []sharing.Plan{by(plan(gpu, 2, 2), sharing.CDICRI, sharing.DriverMounts), by(plan(gpu, 2, 2), sharing.DriverMounts)}
@@ -265,7 +266,7 @@ func ofOneState(r *api.ContainerAllocateResponse) bool {
 		return false
 	}
 	for _, entry := range r.CdiDevices[min(1, len(r.CdiDevices)):] {
-		if entry.Name != plugin.CDIName("gds", fmt.Sprint(node)) {
+		if entry.Name != grant.CDIName("gds", fmt.Sprint(node)) {
 			return false
 		}
 	}

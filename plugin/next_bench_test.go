@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"google.golang.org/protobuf/proto"
 )
@@ -60,7 +61,7 @@ func BenchmarkGeneration(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		newGeneration(plan.Resources[0], list, grantTerms{host: &Host{}}, plan.Health, units, nil)
+		newGeneration(plan.Resources[0], list, grantTerms{host: &grant.Host{}}, plan.Health, units, nil)
 	}
 }
 
@@ -138,7 +139,7 @@ func build(gpus []sharing.GPU, profile sharing.Profile) []*generation {
 	}
 	var all []*generation
 	for _, r := range plan.Resources {
-		all = append(all, newGeneration(r, lists[r.Name], grantTerms{host: &Host{}}, plan.Health, units, nil))
+		all = append(all, newGeneration(r, lists[r.Name], grantTerms{host: &grant.Host{}}, plan.Health, units, nil))
 	}
 	return all
 }

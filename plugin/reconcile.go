@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -18,7 +19,7 @@ type reconciler struct {
 	// lists are the newest lists, made for the plan in served and the host in servedOn.
 	lists    Lists
 	served   *sharing.Plan
-	servedOn *Host
+	servedOn *grant.Host
 	kubelet  KubeletSnapshot
 	servers  map[string]*running
 	start    func(*server) *running

@@ -17,7 +17,10 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
+	"k8s.io/apimachinery/pkg/util/wait"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // registrar keeps one session registered. There is only one stream at a time, and never a
@@ -56,7 +59,7 @@ func (r *registrar) run(ctx context.Context) {
 	defer cancel()
 	r.registered, r.ignored = make(chan error, 1), make(chan bool)
 	r.known = statSocket(r.kubeletSocket)
-	r.retry, r.verify = time.NewTimer(r.backoff.wait()), time.NewTimer(r.Timing.VerifyAfter)
+	r.retry, r.verify = time.NewTimer(r.backoff.pause), time.NewTimer(r.Timing.VerifyAfter)
 	defer r.retry.Stop()
 	defer r.verify.Stop()
 	r.watch = time.NewTicker(watchInterval)
@@ -117,7 +120,7 @@ func (r *registrar) streamChanged(event streamEvent) (replace bool) {
 	}
 	r.Logger.Warn("kubelet ended the stream, registering again")
 	r.watch.Reset(watchInterval)
-	r.retry.Reset(jitter(minBackoff))
+	r.retry.Reset(wait.Jitter(firstRetryPause, 1))
 	return false
 }
 
@@ -159,7 +162,7 @@ func (r *registrar) registrationEnded(err error) (replace bool) {
 		r.backoff.reset()
 	case r.opened > r.openedBefore: // A stream opened and has already ended.
 		r.backoff.grow()
-		r.retry.Reset(r.backoff.wait())
+		r.retry.Reset(r.backoff.pause)
 	default:
 		r.awaiting = true
 		r.retry.Reset(r.Timing.StreamTimeout)
@@ -202,12 +205,18 @@ func (s *server) awaitBarrier(ctx context.Context) {
 	}
 	limited, cancel := context.WithTimeout(ctx, barrierTimeout)
 	defer cancel()
-	for pause := firstBarrierPause; limited.Err() == nil; pause = min(2*pause, mostBarrierPause) {
+	retry := wait.Backoff{
+		Duration: firstBarrierPause,
+		Factor:   2,
+		Steps:    10,
+		Cap:      mostBarrierPause,
+	}
+	for limited.Err() == nil {
 		serving, err := s.Kubelet.Serving(limited, s.name)
 		if limited.Err() == nil && (err != nil || !serving) {
 			return
 		}
-		sleep(limited, pause)
+		wake.Sleep(limited, retry.Step())
 	}
 	if ctx.Err() == nil {
 		s.Logger.Warn("another plugin seems to serve this resource, registering all the same")
@@ -225,34 +234,30 @@ func (s *server) isIgnored(ctx context.Context) bool {
 	return err == nil && !serving && s.current.Load() == current
 }
 
-const (
-	minBackoff = 100 * time.Millisecond
-	maxBackoff = 5 * time.Second
-)
+// firstRetryPause is the shortest pause after a failure. Every pause is randomly extended, to at
+// most twice its length.
+const firstRetryPause = 50 * time.Millisecond
 
-// backoff doubles the wait from minBackoff to maxBackoff, with jitter.
-type backoff struct{ current time.Duration }
-
-func (b *backoff) reset() { b.current = 0 }
-
-func (b *backoff) grow() { b.current = min(max(2*b.current, minBackoff), maxBackoff) }
-
-// wait returns how long to wait before the next try. It does not make the next wait longer.
-func (b *backoff) wait() time.Duration { return jitter(b.current) }
-
-func jitter(d time.Duration) time.Duration {
-	if d <= 0 {
-		return 0
-	}
-	return d/2 + rand.N(d/2+1)
+// backoff is the pause before the next try: none at first, and after each failure twice as long, up
+// to 5 s with the extension.
+type backoff struct {
+	pause time.Duration
+	retry wait.Backoff
 }
 
-func sleep(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
+func newBackoff() *backoff {
+	return &backoff{retry: wait.Backoff{
+		Duration: firstRetryPause,
+		Factor:   2,
+		Jitter:   1,
+		Steps:    10,
+		Cap:      2500 * time.Millisecond,
+	}}
 }
+
+func (b *backoff) reset() { *b = *newBackoff() }
+
+func (b *backoff) grow() { b.pause = b.retry.Step() }
 
 // session is one listening socket and its gRPC server. A socket's name is used only once, so that a
 // kubelet which tells plugins apart by their sockets (kubernetes#135437) never takes a new session

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -28,7 +29,7 @@ func bareService() service {
 		Options: Options{Logger: slog.New(slog.DiscardHandler), Now: func() time.Time { return time.Unix(1, 0) }},
 		name:    resource.Name, refusedUnits: newRefusedUnits(), refusals: make(chan refusal, 1),
 	}
-	s.publish(newGeneration(resource, List{Entries: entries}, grantTerms{host: &Host{}}, map[string]sharing.Health{"GPU-a": {}, "GPU-b": sharing.Faulty("XID 79")}, nil, nil))
+	s.publish(newGeneration(resource, List{Entries: entries}, grantTerms{host: &grant.Host{}}, map[string]sharing.Health{"GPU-a": {}, "GPU-b": sharing.Faulty("XID 79")}, nil, nil))
 	return service{server: s}
 }
 

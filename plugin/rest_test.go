@@ -117,7 +117,7 @@ func (r *resting) send() {
 	r.pass(10 * time.Millisecond) // The first lists wait for a reading.
 	for _, s := range r.status.Load().servers {
 		s.sent.Store(&sentList{s.current.Load(), &openStream{}})
-		s.listed.notify()
+		s.listed.Notify()
 	}
 	synctest.Wait()
 }
@@ -126,7 +126,7 @@ func (r *resting) send() {
 func (r *resting) grant() {
 	s := r.status.Load().servers[0]
 	s.current.Load().uses[0].granted.Store(r.options.Now().UnixNano())
-	s.grants.notify()
+	s.grants.Notify()
 }
 
 // applied says whether the status shows that the kubelet has the only list, and could be read.

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // server keeps one resource registered and serves its current generation.
@@ -40,7 +42,7 @@ type server struct {
 	// readers are notified when Manager.Status changes. listed and grants wake Manager.Run after a
 	// list was sent on a stream, and after Allocate has granted devices.
 	readers        *subscribers
-	listed, grants signal
+	listed, grants wake.Signal
 	refusedUnits   *refusedUnits
 }
 
@@ -73,20 +75,20 @@ const watchInterval = 200 * time.Millisecond
 // run serves until ctx ends. It opens a session, and replaces it when its socket is removed or when
 // the kubelet and Virgate disagree about which streams are open.
 func (s *server) run(ctx context.Context) {
-	backoff := backoff{}
+	backoff := newBackoff()
 	for ctx.Err() == nil {
 		session, err := s.open()
 		if err != nil {
 			if !errors.Is(err, os.ErrNotExist) {
 				s.Logger.Warn("no socket", "error", err)
 			}
-			sleep(ctx, watchInterval)
+			wake.Sleep(ctx, watchInterval)
 			continue
 		}
 		(&registrar{
 			server:  s,
 			session: session,
-			backoff: &backoff,
+			backoff: backoff,
 		}).run(ctx)
 		session.close()
 		s.streams.Store(0)
@@ -141,7 +143,7 @@ func (s service) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 		if s.sent.CompareAndSwap(last, next) { // Not when a newer stream is open.
 			last = next
 		}
-		s.listed.notify()
+		s.listed.Notify()
 		s.readers.notify()
 		pause, cancel := context.WithTimeout(ctx, s.Timing.ListInterval)
 		err := s.await(ctx, pause.Done())
@@ -218,7 +220,7 @@ func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	}
 	s.counters.granted.Add(1)
 	s.counters.sameUnit.Add(sameUnit)
-	s.grants.notify()
+	s.grants.Notify()
 	observe(s.observers.Granted, s.Now().Sub(at))
 	return response, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -20,7 +21,7 @@ func TestAppliedIsWhatTheKubeletHas(t *testing.T) {
 	r := &reconciler{Manager: m}
 	publish := func(healthy bool) {
 		list := List{Entries: []Entry{{Device: sharing.Device{ID: "GPU-a", Unit: "GPU-a", Healthy: healthy}, Phase: Offered}}}
-		s.publish(newGeneration(sharing.Resource{Name: "r"}, list, grantTerms{host: &Host{}}, nil, nil, s.current.Load()))
+		s.publish(newGeneration(sharing.Resource{Name: "r"}, list, grantTerms{host: &grant.Host{}}, nil, nil, s.current.Load()))
 	}
 	start := time.Unix(1000, 0)
 	second := func(n int) time.Time { return start.Add(time.Duration(n) * time.Second) }
@@ -76,7 +77,7 @@ func TestStatusCountsWhatIsListed(t *testing.T) {
 	}}
 	units := map[string]sharing.Unit{"GPU-a": {ID: "GPU-a", GPU: "GPU-a", Index: "0", Replicas: 9}}
 	s := &server{name: "r", Options: Options{Now: time.Now}}
-	s.publish(newGeneration(sharing.Resource{Name: "r"}, list, grantTerms{host: &Host{}}, nil, units, nil))
+	s.publish(newGeneration(sharing.Resource{Name: "r"}, list, grantTerms{host: &grant.Host{}}, nil, units, nil))
 	m := NewManager(Options{})
 	m.status.Store(&managerStatus{servers: []*server{s}, holders: []sharing.Allocation{{Pod: "p"}}})
 	got := m.Status()
@@ -104,23 +105,6 @@ func TestChangedWhenThePlanIsTakenUp(t *testing.T) {
 	for !m.Status().Served {
 		<-changed
 	}
-}
-
-func TestSignal(t *testing.T) {
-	s := make(signal, 1)
-	s.notify()
-	s.notify()
-	select {
-	case <-s:
-	default:
-		t.Error("nothing received")
-	}
-	select {
-	case <-s:
-		t.Error("received twice")
-	default:
-	}
-	signal(nil).notify()
 }
 
 // TestSubscribe gives each reader every change, however slow the others are.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/repeat"
 	"google.golang.org/grpc/codes"
@@ -469,7 +470,7 @@ func TestClosedWhileAllocateIsUnderWay(t *testing.T) {
 	plan := planOf(nil, "gpu=1:A,B")
 	list := Next(nil, plan, KubeletSnapshot{}, RPCState{}, time.Unix(1000, 0), Timing{})["gpu"]
 	made := func(list List, previous *generation) *generation {
-		return newGeneration(plan.Resources[0], list, grantTerms{host: &Host{}}, plan.Health, nil, previous)
+		return newGeneration(plan.Resources[0], list, grantTerms{host: &grant.Host{}}, plan.Health, nil, previous)
 	}
 	open := made(list, nil)
 	closing := List{Entries: slices.Clone(list.Entries)}

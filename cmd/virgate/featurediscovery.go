@@ -20,6 +20,7 @@ import (
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 const featureDiscoveryName = "gpu-feature-discovery"
@@ -195,16 +196,11 @@ func (d *featureDiscovery) run(ctx context.Context) error {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
-	changed := make(chan struct{}, 1)
+	changed := wake.NewSignal()
 	watching, stop := context.WithCancel(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		_ = d.file.Watch(watching, func() {
-			select {
-			case changed <- struct{}{}:
-			default:
-			}
-		})
+		_ = d.file.Watch(watching, changed.Notify)
 	})
 	defer watch.Wait()
 	defer stop()

@@ -20,6 +20,7 @@ import (
 	"github.com/virgate/virgate/internal/mpsshare"
 	"github.com/virgate/virgate/internal/nodemetrics"
 	"github.com/virgate/virgate/internal/release"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/internal/web"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
@@ -166,10 +167,11 @@ type agent struct {
 	Options
 	current
 	// replan wakes the loop; so does replanNow, with a channel to close after planning.
-	replan    chan struct{}
+	replan    wake.Signal
 	replanNow chan chan struct{}
 	// reportWake wakes the reports; planEnded is closed when the loop has ended.
-	reportWake, planEnded chan struct{}
+	reportWake wake.Signal
+	planEnded  chan struct{}
 	// locked is closed when the driver may be opened, registering when the parts may act.
 	locked, registering chan struct{}
 	// begun is this run's start, in milliseconds since 1970.

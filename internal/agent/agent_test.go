@@ -21,6 +21,7 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/kubelettest"
@@ -110,7 +111,7 @@ func (idle) Load() (configs.SelectedProfile, bool) { return configs.SelectedProf
 
 func (idle) Save(configs.SelectedProfile) {}
 
-func (idle) Prepare(sharing.Grants, []sharing.GPU) plugin.Host { return plugin.Host{} }
+func (idle) Prepare(sharing.Grants, []sharing.GPU) grant.Host { return grant.Host{} }
 
 func (idle) Watch(ctx context.Context, _ func()) error {
 	<-ctx.Done()

@@ -22,6 +22,7 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/repeat"
 )
@@ -416,8 +417,8 @@ type noEntry struct {
 	unit string
 }
 
-func (h noEntry) Prepare(grants sharing.Grants, _ []sharing.GPU) plugin.Host {
-	host := plugin.Host{}
+func (h noEntry) Prepare(grants sharing.Grants, _ []sharing.GPU) grant.Host {
+	host := grant.Host{}
 	if grants.Claims {
 		host.NoCDIEntry = map[string]string{h.unit: "it has no CDI entry: disk full"}
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/release"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/internal/wake"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -30,7 +31,7 @@ type state struct {
 	// features are the labels that follow from gpus and profile; nil before those are known.
 	features map[string]string
 	// host is what was last prepared for allocate responses.
-	host plugin.Host
+	host grant.Host
 	// rejected is why the wanted profile is not in force, unread why no GPU can be read.
 	rejected, unread error
 	// unlisted is the result of Node.Unlisted.
@@ -233,10 +234,7 @@ func (a *agent) awaitPause(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, pauseWait)
 	defer cancel()
 	for !a.pauseNow().known && ctx.Err() == nil {
-		select {
-		case <-time.After(pauseWait / 40):
-		case <-ctx.Done():
-		}
+		wake.Sleep(ctx, pauseWait/40)
 	}
 }
 
@@ -295,7 +293,7 @@ type Host interface {
 	// once, and the container would fail to start. It seldom waits: a spec is written when GPUs
 	// have changed. It waits only once for a late spec, so that a hung driver delays one plan, not
 	// every fault.
-	Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host
+	Prepare(grants sharing.Grants, gpus []sharing.GPU) grant.Host
 	// Watch is as in Node: it calls changed when Prepare would return something else.
 	Watch(ctx context.Context, changed func()) error
 }
@@ -344,10 +342,10 @@ func sameError(a, b error) bool {
 }
 
 // requestPlan makes the loop read its inputs again. Several requests may lead to one reading.
-func (a *agent) requestPlan() { notify(a.replan) }
+func (a *agent) requestPlan() { a.replan.Notify() }
 
 // wakeReport makes the reports check again. It does not wait.
-func (a *agent) wakeReport() { notify(a.reportWake) }
+func (a *agent) wakeReport() { a.reportWake.Notify() }
 
 // planNow returns when the loop has read its inputs after the call, or when ctx ends.
 func (a *agent) planNow(ctx context.Context) {
@@ -356,13 +354,5 @@ func (a *agent) planNow(ctx context.Context) {
 	case a.replanNow <- planned:
 		<-planned
 	case <-ctx.Done():
-	}
-}
-
-// notify sends a signal without waiting.
-func notify(wake chan<- struct{}) {
-	select {
-	case wake <- struct{}{}:
-	default:
 	}
 }

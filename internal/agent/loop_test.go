@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
 )
@@ -299,20 +299,20 @@ func TestKeepsWhatWasGoodWhileItStoodBy(t *testing.T) {
 
 // fakeHost answers what the test sets, and counts the questions.
 type fakeHost struct {
-	*input[plugin.Host]
+	*input[grant.Host]
 	prepared *atomic.Int64
 }
 
-func newFakeHost(host plugin.Host) fakeHost { return fakeHost{newInput(host, nil), &atomic.Int64{}} }
+func newFakeHost(host grant.Host) fakeHost { return fakeHost{newInput(host, nil), &atomic.Int64{}} }
 
-func (h fakeHost) Prepare(sharing.Grants, []sharing.GPU) plugin.Host {
+func (h fakeHost) Prepare(sharing.Grants, []sharing.GPU) grant.Host {
 	h.prepared.Add(1)
 	host, _ := h.get()
 	return host
 }
 
-func withheld(units ...string) plugin.Host {
-	host := plugin.Host{Obstacles: map[string]string{}}
+func withheld(units ...string) grant.Host {
+	host := grant.Host{Obstacles: map[string]string{}}
 	for _, unit := range units {
 		host.Obstacles[unit] = "the driver is not installed yet"
 	}
@@ -343,7 +343,7 @@ func TestObstaclesWithhold(t *testing.T) {
 func TestHostReachesGrants(t *testing.T) {
 	t.Parallel()
 	nodes := map[string][]string{"GPU-a": {"/dev/nvidia0"}, "GPU-b": {"/dev/nvidia1"}}
-	host := newFakeHost(plugin.Host{Nodes: nodes})
+	host := newFakeHost(grant.Host{Nodes: nodes})
 	r := newRig(t, func(r *rig) {
 		r.options.Host = host
 		want, _ := r.policy.get()
@@ -368,7 +368,7 @@ func TestHostReachesGrants(t *testing.T) {
 	if got := granted("first"); len(got) != 1 || !strings.HasPrefix(got[0], "/dev/nvidia") {
 		t.Errorf("granted %v", got)
 	}
-	host.set(plugin.Host{Nodes: nodes, ControlNodes: []string{"/dev/nvidiactl"}}, nil)
+	host.set(grant.Host{Nodes: nodes, ControlNodes: []string{"/dev/nvidiactl"}}, nil)
 	r.agent.planNow(r.ctx)
 	// The manager takes the new view up by itself; nothing shows that it has.
 	for name := "p"; ; name += "p" {

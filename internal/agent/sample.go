@@ -10,6 +10,7 @@ import (
 
 	"github.com/virgate/virgate/internal/memoryguard"
 	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/sharing/metrics"
@@ -142,9 +143,7 @@ func (s *sampler) readHolders(ctx context.Context, pause time.Duration) (held []
 	if last := s.holders.Load(); last != nil && !last.at.Before(came) {
 		return last.held, true // Another caller has read them meanwhile.
 	} else if last != nil {
-		select {
-		case <-time.After(time.Until(last.at.Add(pause))):
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, time.Until(last.at.Add(pause))) {
 			return nil, false
 		}
 	}

@@ -11,8 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/virgate/virgate/plugin"
-	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	"github.com/virgate/virgate/plugin/grant"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
@@ -24,26 +23,20 @@ type ClaimSpecs struct {
 	Dir string
 }
 
-// ClaimEntry is what a container receives with one of a claim's devices.
-type ClaimEntry struct {
-	Env    map[string]string
-	Mounts []*api.Mount
-}
-
 // claimClass is the CDI class of claims' entries.
 const claimClass = "claim"
 
 // ClaimName returns the qualified name of the entry for the claim's device with that number. It
 // stays the same while the claim exists, because the kubelet keeps it across restarts and reboots.
 func ClaimName(uid string, device int) string {
-	return plugin.CDIName(claimClass, claimEntry(uid, device))
+	return grant.CDIName(claimClass, claimEntry(uid, device))
 }
 
 func claimEntry(uid string, device int) string { return uid + "-" + strconv.Itoa(device) }
 
 // Write replaces the claim's entries. They are keyed by the numbers of the claim's devices, and are
 // on disk when Write returns.
-func (s ClaimSpecs) Write(uid string, entries map[int]ClaimEntry) error {
+func (s ClaimSpecs) Write(uid string, entries map[int]grant.Edits) error {
 	var devices []specs.Device
 	for _, number := range slices.Sorted(maps.Keys(entries)) {
 		var edits specs.ContainerEdits

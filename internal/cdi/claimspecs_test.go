@@ -9,7 +9,7 @@ import (
 
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -20,8 +20,8 @@ func TestClaimSpecs(t *testing.T) {
 	const uid, other = "11111111-aaaa-4000-8000-000000000000", "22222222-aaaa-4000-8000-000000000000"
 	write := func(uid string, shares int) {
 		t.Helper()
-		env, mounts := plugin.MPSAccess("/run/nvidia/mps", "GPU-a", sharing.NewMPSLimit(shares, 4, 16<<30))
-		if err := s.Write(uid, map[int]ClaimEntry{1: {Env: env, Mounts: mounts}}); err != nil {
+		mps := grant.MPSAccess("/run/nvidia/mps", "GPU-a", sharing.NewMPSLimit(shares, 4, 16<<30))
+		if err := s.Write(uid, map[int]grant.Edits{1: mps}); err != nil {
 			t.Fatal(err)
 		}
 	}

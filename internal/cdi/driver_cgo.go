@@ -17,7 +17,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/virgate/virgate/internal/driverroot"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -86,7 +86,7 @@ func (d Driver) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list what every container needs of the driver at %s: %w", roots.Driver, err)
 	}
-	made, err := d.finish(roots, plugin.CDIClass, devices, *edits.ContainerEdits)
+	made, err := d.finish(roots, grant.CDIClass, devices, *edits.ContainerEdits)
 	if made != nil {
 		var notThere error
 		made, notThere = d.onHost(made)
@@ -131,9 +131,9 @@ func (d Driver) capabilities(u unit) ([]*specs.DeviceNode, error) {
 // Extra implements Source.
 func (d Driver) Extra(class string) (*specs.Spec, error) {
 	roots := d.options.Find()
-	if class == plugin.IMEXClass {
+	if class == grant.IMEXClass {
 		// nvcdi makes no entry before the channel exists. A profile can request only channel 0.
-		path := plugin.IMEXNode("0")
+		path := grant.IMEXNode("0")
 		channel := &specs.DeviceNode{Path: path, HostPath: filepath.Join(roots.Dev, path)}
 		devices := []specs.Device{{
 			Name:           "0",
@@ -214,7 +214,7 @@ func (d Driver) finish(
 	devices []specs.Device,
 	edits specs.ContainerEdits,
 ) (*specs.Spec, error) {
-	made, err := spec.New(spec.WithVendor(plugin.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices),
+	made, err := spec.New(spec.WithVendor(grant.CDIVendor), spec.WithClass(class), spec.WithDeviceSpecs(devices),
 		spec.WithEdits(edits))
 	if err != nil {
 		return nil, fmt.Errorf("make the CDI spec of %s: %w", class, err)

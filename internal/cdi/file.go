@@ -10,7 +10,7 @@ import (
 	"reflect"
 	"slices"
 
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -34,13 +34,13 @@ type file struct {
 func (f *file) path() string { return filepath.Join(f.dir, f.name()) }
 
 // SpecPattern matches the names of all files that a Writer creates in its folder.
-const SpecPattern = plugin.CDIVendor + "-*.json"
+const SpecPattern = grant.CDIVendor + "-*.json"
 
 func (f *file) name() string {
 	if f.claim != "" {
-		return cdilib.GenerateTransientSpecName(plugin.CDIVendor, f.class, f.claim) + ".json"
+		return cdilib.GenerateTransientSpecName(grant.CDIVendor, f.class, f.claim) + ".json"
 	}
-	return cdilib.GenerateSpecName(plugin.CDIVendor, f.class) + ".json"
+	return cdilib.GenerateSpecName(grant.CDIVendor, f.class) + ".json"
 }
 
 // refresh reads the file if it has changed. It reports whether the file may have to be written,

@@ -13,7 +13,7 @@ import (
 
 	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/internal/migcaps"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
@@ -29,7 +29,7 @@ type Source interface {
 	// if there are none.
 	Units(gpus []sharing.GPU) (*specs.Spec, error)
 	// Extra returns the spec of one of the classes of sharing.Grants.Extras, with the single entry
-	// "all", or an error if the node has no such device. For plugin.IMEXClass it returns a spec
+	// "all", or an error if the node has no such device. For grant.IMEXClass it returns a spec
 	// with channel 0, whether or not the node has that channel.
 	Extra(class string) (*specs.Spec, error)
 }
@@ -78,7 +78,7 @@ func (a Aliased) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 			})
 		}
 	}
-	aliased, failed := newSpec(plugin.CDIClass, devices, spec.ContainerEdits)
+	aliased, failed := newSpec(grant.CDIClass, devices, spec.ContainerEdits)
 	return aliased, errors.Join(err, failed)
 }
 
@@ -143,7 +143,7 @@ func newSpec(class string, devices []specs.Device, edits specs.ContainerEdits) (
 	devices = slices.CompactFunc(devices, func(a, b specs.Device) bool { return a.Name == b.Name })
 	spec := &specs.Spec{
 		Version:        specs.CurrentVersion,
-		Kind:           plugin.CDIVendor + "/" + class,
+		Kind:           grant.CDIVendor + "/" + class,
 		Devices:        devices,
 		ContainerEdits: edits,
 	}
@@ -179,7 +179,7 @@ func (Simulated) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 		if u.gpu.Minor < 0 {
 			continue
 		}
-		nodes := []*specs.DeviceNode{node(fmt.Sprintf("/dev/nvidia%d", u.gpu.Minor), majorNVIDIA, u.gpu.Minor)}
+		nodes := []*specs.DeviceNode{node(grant.GPUNode(u.gpu.Minor), majorNVIDIA, u.gpu.Minor)}
 		if p := u.partition; p != nil {
 			gi := capabilityMinor(u.gpu.Minor, p.GI)
 			for _, minor := range []int{gi, gi + 1 + p.CI} {
@@ -190,7 +190,7 @@ func (Simulated) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 		devices = append(devices, specs.Device{Name: u.id, ContainerEdits: edits},
 			specs.Device{Name: u.index, ContainerEdits: edits})
 	}
-	return newSpec(plugin.CDIClass, devices, specs.ContainerEdits{
+	return newSpec(grant.CDIClass, devices, specs.ContainerEdits{
 		// As in NVIDIA's specs: NVIDIA's runtime must not add devices because of the image's
 		// variables.
 		Env: []string{"NVIDIA_VISIBLE_DEVICES=void"},
@@ -203,8 +203,8 @@ func (Simulated) Units(gpus []sharing.GPU) (*specs.Spec, error) {
 
 // Extra implements Source.
 func (Simulated) Extra(class string) (*specs.Spec, error) {
-	if class == plugin.IMEXClass {
-		edits := specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node(plugin.IMEXNode("0"), majorIMEX, 0)}}
+	if class == grant.IMEXClass {
+		edits := specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{node(grant.IMEXNode("0"), majorIMEX, 0)}}
 		return newSpec(class, []specs.Device{{Name: "0", ContainerEdits: edits}}, specs.ContainerEdits{})
 	}
 	edits := specs.ContainerEdits{Env: []string{"VIRGATE_SIMULATED=" + class}}

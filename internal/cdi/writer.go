@@ -18,14 +18,13 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"reflect"
 	"slices"
 	"sync"
 	"time"
 
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
@@ -84,7 +83,7 @@ func NewWriter(options Options) *Writer {
 		options: options,
 		log:     options.Logger.With("component", "cdi"),
 		now:     time.Now,
-		units:   &generated{file: file{dir: options.Dir, class: plugin.CDIClass}},
+		units:   &generated{file: file{dir: options.Dir, class: grant.CDIClass}},
 		extras:  map[string]*generated{},
 	}
 }
@@ -122,7 +121,7 @@ func qualified(f file) []string {
 	}
 	names := make([]string, len(f.spec.Devices))
 	for i, d := range f.spec.Devices {
-		names[i] = plugin.CDIName(f.class, d.Name)
+		names[i] = grant.CDIName(f.class, d.Name)
 	}
 	return names
 }
@@ -134,7 +133,7 @@ func (w *Writer) writeUnits(ctx context.Context, gpus []sharing.GPU) error {
 	if !made && !changed && w.now().Before(w.holdersAsked.Add(holdersInterval)) {
 		return u.err
 	}
-	spec, err := merge(plugin.CDIClass, u.spec, u.file.spec, w.retainer(ctx, gpus, u.file.spec))
+	spec, err := merge(grant.CDIClass, u.spec, u.file.spec, w.retainer(ctx, gpus, u.file.spec))
 	if err == nil {
 		err = w.replace(&u.file, spec, unusable)
 	}
@@ -201,7 +200,7 @@ func (w *Writer) retainer(ctx context.Context, gpus []sharing.GPU, spec *specs.S
 	present := map[string]bool{}
 	for _, u := range units(gpus) {
 		// After a change of MIG mode, an old device node may belong to another GPU.
-		path := fmt.Sprintf("/dev/nvidia%d", u.gpu.Minor)
+		path := grant.GPUNode(u.gpu.Minor)
 		own := u.gpu.Minor < 0 || slices.ContainsFunc(edits[u.id].DeviceNodes,
 			func(n *specs.DeviceNode) bool { return n.Path == path })
 		present[u.id], present[u.index] = own, own && reflect.DeepEqual(edits[u.id], edits[u.index])

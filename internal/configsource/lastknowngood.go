@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // Store keeps a profile over restarts: its source and its documents.
@@ -28,7 +29,7 @@ type LastKnownGood struct {
 	log       *slog.Logger
 
 	wanted atomic.Pointer[configs.SelectedProfile]
-	wake   chan struct{}
+	wake   wake.Signal
 	// dropped is true once the stored profile has proved unusable.
 	dropped atomic.Bool
 }
@@ -45,7 +46,7 @@ func NewLastKnownGood(
 		overrides: overrides,
 		started:   started,
 		log:       log,
-		wake:      make(chan struct{}, 1),
+		wake:      wake.NewSignal(),
 	}
 }
 
@@ -96,10 +97,7 @@ func (k *LastKnownGood) Save(selected configs.SelectedProfile) {
 		return
 	}
 	k.wanted.Store(&selected)
-	select {
-	case k.wake <- struct{}{}:
-	default:
-	}
+	k.wake.Notify()
 }
 
 func same(a, b configs.SelectedProfile) bool {

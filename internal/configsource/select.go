@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // Fallback is what to do if neither the node's label nor a default chooses a profile; the names are
@@ -419,7 +420,7 @@ func (n *NodeSource) Watch(ctx context.Context, changed func()) error {
 type Watching struct {
 	*NodeSource
 	listener atomic.Pointer[func()]
-	moved    chan struct{}
+	moved    wake.Signal
 	cancel   context.CancelFunc
 	ended    chan error
 }
@@ -429,7 +430,7 @@ func StartWatching(ctx context.Context, source *NodeSource) *Watching {
 	ctx, cancel := context.WithCancel(ctx)
 	w := &Watching{
 		NodeSource: source,
-		moved:      make(chan struct{}, 1),
+		moved:      wake.NewSignal(),
 		cancel:     cancel,
 		ended:      make(chan error, 1),
 	}
@@ -441,10 +442,7 @@ func (w *Watching) changed() {
 	if listener := w.listener.Load(); listener != nil {
 		(*listener)()
 	}
-	select {
-	case w.moved <- struct{}{}:
-	default:
-	}
+	w.moved.Notify()
 }
 
 // Await returns when enough returns true or ctx ends. It calls enough after every change before

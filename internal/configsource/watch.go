@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // watcher keeps a store up to date with a few objects of the API server. client-go's Reflector does
@@ -149,7 +150,7 @@ func (w *watcher) listNow(ctx context.Context, _ metav1.ListOptions) (runtime.Ob
 		err = fmt.Errorf("list %s: %w", w.what, err)
 		if ctx.Err() == nil {
 			w.store.Failed(err)
-			sleep(ctx, askedFor(err)) // The Reflector waits for its backoff as well.
+			wake.Sleep(ctx, askedFor(err)) // The Reflector waits for its backoff as well.
 		}
 		return nil, err
 	}
@@ -164,7 +165,7 @@ func (w *watcher) watchFrom(ctx context.Context, options metav1.ListOptions) (wa
 		w.retry = w.pace.backoff
 	}
 	if time.Now().Before(w.due) {
-		sleep(ctx, w.retry.Step()+time.Duration(rand.Float64()*float64(w.pace.spread)))
+		wake.Sleep(ctx, w.retry.Step()+time.Duration(rand.Float64()*float64(w.pace.spread)))
 	}
 	for {
 		events, err := w.open(ctx, options)
@@ -178,7 +179,7 @@ func (w *watcher) watchFrom(ctx context.Context, options metav1.ListOptions) (wa
 			return nil, err
 		}
 		w.store.Failed(err)
-		sleep(ctx, w.retry.Step()+askedFor(err))
+		wake.Sleep(ctx, w.retry.Step()+askedFor(err))
 	}
 }
 
@@ -215,13 +216,6 @@ func (o openWatch) Stop() {
 func askedFor(err error) time.Duration {
 	seconds, _ := apierrors.SuggestsClientDelay(err)
 	return wait.Jitter(time.Duration(seconds)*time.Second, 1)
-}
-
-func sleep(ctx context.Context, pause time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(pause):
-	}
 }
 
 // partStore is a store that keeps a part of each object, by a key, and drops the rest. It can be

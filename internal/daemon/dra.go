@@ -20,7 +20,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/podresources"
 	"github.com/virgate/virgate/internal/state"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -86,7 +86,7 @@ func (p preparer) Prepare(ctx context.Context, c dra.Claim) (names [][]string, e
 		return nil, err
 	}
 	for i, r := range c.Results {
-		all := []string{plugin.CDIName(plugin.CDIClass, r.Place())}
+		all := []string{grant.CDIName(grant.CDIClass, r.Place())}
 		if byMPS(r) {
 			all = append(all, cdi.ClaimName(c.UID, i))
 		}
@@ -130,13 +130,12 @@ func byMPS(r dra.Result) bool { return dra.ModeOf(r.Device).Shares > 0 && !r.Adm
 
 // Write implements claims.Entries.
 func (e claimEntries) Write(c dra.Claim, units map[string]claims.Unit) error {
-	entries := map[int]cdi.ClaimEntry{}
+	entries := map[int]grant.Edits{}
 	for i, r := range c.Results {
 		if byMPS(r) {
 			unit := units[r.Place()]
-			env, mounts := plugin.MPSAccess(e.mpsRoot, unit.ID,
+			entries[i] = grant.MPSAccess(e.mpsRoot, unit.ID,
 				sharing.NewMPSLimit(int(r.Shares), dra.ModeOf(r.Device).Shares, unit.Memory))
-			entries[i] = cdi.ClaimEntry{Env: env, Mounts: mounts}
 		}
 	}
 	return e.ClaimSpecs.Write(c.UID, entries)

@@ -12,7 +12,7 @@ import (
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/units"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -26,7 +26,7 @@ type Facts struct {
 	// MayReset and MayEvict are what this program is allowed to do.
 	MayReset, MayEvict bool
 	// Host is which units the node can grant, and what prevents the others.
-	Host plugin.Host
+	Host grant.Host
 	// MPS is the state of the daemons; nil in a forecast, which ignores them.
 	MPS *MPS
 	// DRA is nil if this program serves no claims.

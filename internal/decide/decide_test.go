@@ -14,7 +14,7 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/mig"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -241,7 +241,7 @@ func random(r *rand.Rand) Facts {
 		}
 		f.Reservations = append(f.Reservations, reservation)
 	}
-	f.Host = plugin.Host{Obstacles: map[string]string{some(): "obstacle"}, NoCDIEntry: map[string]string{some(): "no entry"}}
+	f.Host = grant.Host{Obstacles: map[string]string{some(): "obstacle"}, NoCDIEntry: map[string]string{some(): "no entry"}}
 	if r.IntN(2) == 0 {
 		f.MPS = &MPS{Connected: r.IntN(2) == 0, States: map[string]nodereport.MPSState{some(): {Phase: nodereport.MPSReady}}, Busy: map[string]bool{some(): true}, Shares: map[string]int{some(): 2}}
 		f.Reservations = append(f.Reservations, f.MPS.Reservations()...)

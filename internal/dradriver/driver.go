@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // Claims are the claims of this node. Its methods are called from many goroutines.
@@ -106,7 +107,7 @@ type Driver struct {
 	log    *slog.Logger
 
 	// wake wakes the publisher.
-	wake chan struct{}
+	wake wake.Signal
 
 	// mutex guards the following fields.
 	mutex  sync.Mutex
@@ -179,7 +180,7 @@ func New(options Options) (*Driver, error) {
 		options: options,
 		pool:    dra.PoolName(options.Node, options.Driver),
 		timing:  defaultTiming(),
-		wake:    make(chan struct{}, 1),
+		wake:    wake.NewSignal(),
 		rest:    client,
 		log:     options.Logger.With("component", "dra", "driver", options.Driver),
 	}, nil
@@ -247,11 +248,4 @@ func text(err error) string {
 		return ""
 	}
 	return err.Error()
-}
-
-func sleep(ctx context.Context, pause time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(pause):
-	}
 }

@@ -20,6 +20,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // serve serves the kubelet until ctx ends.
@@ -34,7 +35,7 @@ func (d *Driver) serve(ctx context.Context) {
 			return
 		}
 		d.change(func(s *driverStatus) { s.unserved, s.registered = text(err), false })
-		sleep(ctx, retry.Step())
+		wake.Sleep(ctx, retry.Step())
 	}
 }
 
@@ -86,8 +87,7 @@ func (d *Driver) serveOnce(ctx context.Context, serving func()) error {
 // watchSockets returns when ctx ends or a socket is missing from its directory.
 func (d *Driver) watchSockets(ctx context.Context, sockets ...string) error {
 	for {
-		sleep(ctx, d.timing.beat)
-		if ctx.Err() != nil {
+		if !wake.Sleep(ctx, d.timing.beat) {
 			return nil
 		}
 		for _, socket := range sockets {

@@ -31,10 +31,7 @@ func (d *Driver) Publish(offered []resourceapi.ResourceSlice) {
 	}
 	d.urgent = d.urgent || newTaint(d.given, offered)
 	d.given, d.status.written = offered, time.Time{}
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
+	d.wake.Notify()
 }
 
 // newTaint reports whether a device has a taint that it did not have before.

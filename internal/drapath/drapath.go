@@ -22,6 +22,7 @@ import (
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/units"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -87,7 +88,7 @@ type Deps struct {
 type Paths struct {
 	Options
 	deps Deps
-	wake chan struct{}
+	wake wake.Signal
 	// units are the units of the last plan, by place.
 	units atomic.Pointer[map[string]decide.Unit]
 	// offer is the last published offer. Only Publish uses it.
@@ -111,7 +112,7 @@ func New(o Options, deps Deps) *Paths {
 	p := &Paths{
 		Options: o,
 		deps:    deps,
-		wake:    make(chan struct{}, 1),
+		wake:    wake.NewSignal(),
 	}
 	if o.Claims != nil {
 		o.Claims.OnChange(func() { deps.Replan(); p.Wake() })
@@ -123,10 +124,7 @@ func New(o Options, deps Deps) *Paths {
 
 // Wake makes Run check the paths again soon.
 func (p *Paths) Wake() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
+	p.wake.Notify()
 }
 
 const (

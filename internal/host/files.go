@@ -15,7 +15,7 @@ import (
 
 	"github.com/virgate/virgate/internal/driverroot"
 	"github.com/virgate/virgate/internal/migcaps"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -55,7 +55,7 @@ func (h *Host) scan(grants sharing.Grants, gpus []sharing.GPU) files {
 		}
 	}
 	for _, channel := range grants.IMEXChannels {
-		node := plugin.IMEXNode(channel)
+		node := grant.IMEXNode(channel)
 		if info, found := h.stat(node); found && info.Mode()&fs.ModeCharDevice != 0 {
 			f.channels = append(f.channels, channel)
 		}

@@ -1,6 +1,6 @@
 // Package host finds what a node's file system provides for containers: the driver's device nodes,
 // including those of partitions; a driver that an installer brings; and the CDI specs. The result
-// is a plugin.Host.
+// is a grant.Host.
 //
 // The package itself only reads. A Specs writes the specs, and a NodeMaker creates missing device
 // nodes. The package does not call the driver: the GPUs come from the inventory. Read host.go
@@ -24,7 +24,8 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/migcaps"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/internal/wake"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -74,7 +75,7 @@ type Host struct {
 	options Options
 	log     *slog.Logger
 	// wake makes Watch handle a new request.
-	wake chan struct{}
+	wake wake.Signal
 	// ended is closed when Watch ends; no specs are written after that.
 	ended chan struct{}
 	// specsLate is set when Prepare has timed out. Later calls then do not wait until Watch has
@@ -85,7 +86,7 @@ type Host struct {
 	request atomic.Pointer[request]
 
 	mu       sync.Mutex
-	prepared plugin.Host
+	prepared grant.Host
 	entries  entries
 	// notMade is the reason why NVIDIA's program could not create the missing nodes; empty if it
 	// was not run or reported success.
@@ -120,7 +121,7 @@ func New(options Options) *Host {
 	return &Host{
 		options: options,
 		log:     options.Logger.With("component", "host"),
-		wake:    make(chan struct{}, 1),
+		wake:    wake.NewSignal(),
 		ended:   make(chan struct{}),
 		warned:  map[string]bool{},
 	}
@@ -130,7 +131,7 @@ func New(options Options) *Host {
 // GPUs and has missing device nodes created. Prepare waits for that, but at most
 // Options.PrepareTimeout and only while Watch runs. A unit that still lacks its entry or its nodes
 // has an obstacle. The caller must not change the result.
-func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
+func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) grant.Host {
 	r := &request{
 		grants: grants,
 		gpus:   gpus,
@@ -138,10 +139,7 @@ func (h *Host) Prepare(grants sharing.Grants, gpus []sharing.GPU) plugin.Host {
 	}
 	h.request.Store(r)
 	if grants.CDI() || grants.Claims || h.makes(grants) {
-		select {
-		case h.wake <- struct{}{}:
-		default:
-		}
+		h.wake.Notify()
 		if !h.specsLate.Load() {
 			select {
 			case <-r.done:
@@ -237,7 +235,7 @@ func (h *Host) writeSpecs(ctx context.Context, r *request) {
 	if h.options.Specs != nil {
 		classes := r.grants.Extras()
 		if len(r.grants.IMEXChannels) > 0 {
-			classes = append(classes, plugin.IMEXClass)
+			classes = append(classes, grant.IMEXClass)
 		}
 		names, err = h.options.Specs.Write(ctx, r.gpus, classes)
 	}
@@ -349,8 +347,8 @@ func assemble(
 	f files,
 	e entries,
 	remedy string,
-) plugin.Host {
-	host := plugin.Host{
+) grant.Host {
+	host := grant.Host{
 		DevRoot:      devRoot,
 		ControlNodes: f.control,
 		Nodes:        map[string][]string{},
@@ -358,7 +356,7 @@ func assemble(
 	}
 	host.IMEXChannels, host.IMEXLacks = channels(grants, devRoot, f, e)
 	for _, class := range grants.Extras() {
-		if name := plugin.CDIName(class, "all"); e.names[name] {
+		if name := grant.CDIName(class, "all"); e.names[name] {
 			host.Extras = append(host.Extras, name)
 		}
 	}
@@ -390,7 +388,7 @@ func assemble(
 		node := []string(nil)
 		lacks := "the driver does not tell its device node"
 		if g.Minor >= 0 {
-			node, lacks = []string{"/dev/nvidia" + strconv.Itoa(g.Minor)}, ""
+			node, lacks = []string{grant.GPUNode(g.Minor)}, ""
 		}
 		if !g.MIG {
 			add(g, g.UUID, index, node, lacks)
@@ -412,8 +410,8 @@ func channels(grants sharing.Grants, devRoot string, f files, e entries) (has []
 	for _, channel := range grants.IMEXChannels {
 		switch {
 		case !slices.Contains(f.channels, channel):
-			lacks = "there is no device " + filepath.Join("/", devRoot, plugin.IMEXNode(channel))
-		case grants.CDI() && !e.names[plugin.CDIName(plugin.IMEXClass, channel)]:
+			lacks = "there is no device " + filepath.Join("/", devRoot, grant.IMEXNode(channel))
+		case grants.CDI() && !e.names[grant.CDIName(grant.IMEXClass, channel)]:
 			lacks = "IMEX channel " + channel + " has no CDI entry: " + cmp.Or(e.problem, "none is written yet")
 		default:
 			has = append(has, channel)
@@ -458,4 +456,4 @@ func missing(existing map[string]bool, devRoot string, nodes []string, remedy st
 	return ""
 }
 
-func (e entries) has(unit string) bool { return e.names[plugin.CDIName(plugin.CDIClass, unit)] }
+func (e entries) has(unit string) bool { return e.names[grant.CDIName(grant.CDIClass, unit)] }

@@ -17,7 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/virgate/virgate/internal/migcaps"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
 )
@@ -163,7 +163,7 @@ func (m *maker) set(change func()) {
 }
 
 // await calls Prepare again after each change until the result is as wanted.
-func (b *bench) await(grants sharing.Grants, wanted func(plugin.Host) bool) {
+func (b *bench) await(grants sharing.Grants, wanted func(grant.Host) bool) {
 	b.t.Helper()
 	late, cancel := context.WithTimeout(b.t.Context(), await.Patience)
 	defer cancel()
@@ -186,7 +186,7 @@ func by(strategies ...sharing.DeviceListStrategy) sharing.Grants {
 	return sharing.Grants{Strategies: strategies, DriverHostPath: "/home/kubernetes/bin/nvidia"}
 }
 
-func granted(h plugin.Host) bool { return len(h.Obstacles) == 0 }
+func granted(h grant.Host) bool { return len(h.Obstacles) == 0 }
 
 // TestDriverInstaller checks that a driver that is installed piece by piece is mounted
 // when it is complete.
@@ -201,7 +201,7 @@ func TestDriverInstaller(t *testing.T) {
 			where = "there is"
 		}
 		want := map[string]string{"GPU-0": "the driver is not installed yet: " + where + " no " + what}
-		b.await(grants, func(h plugin.Host) bool { return cmp.Equal(want, h.Obstacles) })
+		b.await(grants, func(h grant.Host) bool { return cmp.Equal(want, h.Obstacles) })
 	}
 	lacks("libcuda.so.1 and no libnvidia-ml.so.1")
 	b.write(folder + "/lib64/libnvidia-ml.so.1")
@@ -225,7 +225,7 @@ func TestDriverInstaller(t *testing.T) {
 	b.write("/dev/nvidia-uvm")
 	lacks("/driver/dev/nvidia-uvm")
 	b.write("/driver/dev/nvidia-uvm")
-	b.await(grants, func(h plugin.Host) bool {
+	b.await(grants, func(h grant.Host) bool {
 		return cmp.Equal(map[string]string{"GPU-0": "there is no /driver/dev/nvidia0"}, h.Obstacles)
 	})
 	b.write("/driver/dev/nvidia0")
@@ -281,10 +281,10 @@ func TestControlNodesAppear(t *testing.T) {
 	b := newBench(t, time.Minute)
 	grants := by(sharing.Envvar)
 	b.write("/driver/dev/nvidiactl")
-	b.await(grants, func(h plugin.Host) bool { return cmp.Equal([]string{"/dev/nvidiactl"}, h.ControlNodes) })
+	b.await(grants, func(h grant.Host) bool { return cmp.Equal([]string{"/dev/nvidiactl"}, h.ControlNodes) })
 	// If the driver's dev is not visible, this process's own is used.
 	b.write("/dev/nvidia-uvm")
-	b.await(grants, func(h plugin.Host) bool {
+	b.await(grants, func(h grant.Host) bool {
 		return cmp.Equal([]string{"/dev/nvidiactl", "/dev/nvidia-uvm"}, h.ControlNodes)
 	})
 }
@@ -292,12 +292,12 @@ func TestControlNodesAppear(t *testing.T) {
 func TestEntriesAreWaitedFor(t *testing.T) {
 	b := newBench(t, time.Minute)
 	b.specs.set(func() {
-		b.specs.names = []string{plugin.CDIName("gpu", "GPU-0"), plugin.CDIName("gpu", "0"), plugin.CDIName("mofed", "all")}
+		b.specs.names = []string{grant.CDIName("gpu", "GPU-0"), grant.CDIName("gpu", "0"), grant.CDIName("mofed", "all")}
 	})
 	grants := by(sharing.CDICRI)
 	grants.GDS, grants.MOFED = true, true
 	got := b.Prepare(grants, gpus())
-	if !granted(got) || !cmp.Equal([]string{plugin.CDIName("mofed", "all")}, got.Extras) {
+	if !granted(got) || !cmp.Equal([]string{grant.CDIName("mofed", "all")}, got.Extras) {
 		t.Errorf("obstacles %v, extras %v", got.Obstacles, got.Extras)
 	}
 	b.specs.set(func() {
@@ -317,7 +317,7 @@ func TestMissingEntryIsAnObstacle(t *testing.T) {
 		t.Errorf("without CDI it is %v", got.Obstacles)
 	}
 	b.specs.set(func() {
-		b.specs.err, b.specs.names = nil, []string{plugin.CDIName("gpu", "GPU-0"), plugin.CDIName("gpu", "0")}
+		b.specs.err, b.specs.names = nil, []string{grant.CDIName("gpu", "GPU-0"), grant.CDIName("gpu", "0")}
 	})
 	b.await(by(sharing.CDICRI), granted)
 }
@@ -329,7 +329,7 @@ func TestSlowDriverDelaysPrepareOnce(t *testing.T) {
 	block := make(chan struct{})
 	b.specs.set(func() {
 		b.specs.block = block
-		b.specs.names = []string{plugin.CDIName("gpu", "GPU-0"), plugin.CDIName("gpu", "0")}
+		b.specs.names = []string{grant.CDIName("gpu", "GPU-0"), grant.CDIName("gpu", "0")}
 	})
 	if got := b.Prepare(by(sharing.CDICRI), gpus()).Obstacles["GPU-0"]; !strings.Contains(got, "none is written yet") {
 		t.Errorf("obstacle is %q", got)
@@ -403,7 +403,7 @@ func (w *watched) changed() int64 {
 	return w.changes.Load()
 }
 
-func both() []string { return []string{plugin.CDIName("gpu", "GPU-0"), plugin.CDIName("gpu", "0")} }
+func both() []string { return []string{grant.CDIName("gpu", "GPU-0"), grant.CDIName("gpu", "0")} }
 
 // TestUnchangedIsNotReported checks that Watch reports no change if there is none.
 func TestUnchangedIsNotReported(t *testing.T) {
@@ -542,7 +542,7 @@ func TestNodesAreMade(t *testing.T) {
 		}
 	}
 	// Nothing is made where only CDI entries are used, which have the numbers.
-	b.specs.set(func() { b.specs.names = []string{plugin.CDIName("gpu", "MIG-0"), plugin.CDIName("gpu", "0:0")} })
+	b.specs.set(func() { b.specs.names = []string{grant.CDIName("gpu", "MIG-0"), grant.CDIName("gpu", "0:0")} })
 	if got := b.Prepare(by(sharing.CDICRI), partitioned()); !granted(got) {
 		t.Errorf("by CDI the obstacles are %v", got.Obstacles)
 	}
@@ -598,7 +598,7 @@ func TestNodesAreMadeAgain(t *testing.T) {
 // strategy needs, and that nothing is granted before that if the profile says so.
 func TestIMEX(t *testing.T) {
 	const missing = "there is no device /driver/dev/nvidia-caps-imex-channels/channel0"
-	entry := plugin.CDIName("imex-channel", "0")
+	entry := grant.CDIName("imex-channel", "0")
 	for _, test := range []struct {
 		name     string
 		strategy sharing.DeviceListStrategy
@@ -610,12 +610,12 @@ func TestIMEX(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			b := newBench(t, time.Minute)
 			cdi := test.strategy == sharing.CDICRI
-			b.specs.set(func() { b.specs.names = []string{plugin.CDIName("gpu", "GPU-0"), plugin.CDIName("gpu", "0")} })
+			b.specs.set(func() { b.specs.names = []string{grant.CDIName("gpu", "GPU-0"), grant.CDIName("gpu", "0")} })
 			grants := by(test.strategy)
 			grants.IMEXChannels, grants.IMEXRequired = []string{"0"}, test.required
 			lacks := func(why string) {
 				t.Helper()
-				b.await(grants, func(h plugin.Host) bool {
+				b.await(grants, func(h grant.Host) bool {
 					obstacle := ""
 					if test.required {
 						obstacle = why + ", which imex.required asks for"
@@ -624,9 +624,9 @@ func TestIMEX(t *testing.T) {
 				})
 			}
 			lacks(missing)
-			b.write("/driver" + plugin.IMEXNode("0"))
+			b.write("/driver" + grant.IMEXNode("0"))
 			lacks(missing) // It is a file.
-			path := filepath.Join(b.root, "/driver", plugin.IMEXNode("0"))
+			path := filepath.Join(b.root, "/driver", grant.IMEXNode("0"))
 			if err := errors.Join(os.Remove(path), os.Symlink("/dev/null", path)); err != nil {
 				t.Fatal(err)
 			}
@@ -634,7 +634,7 @@ func TestIMEX(t *testing.T) {
 				lacks("IMEX channel 0 has no CDI entry: none is written yet")
 				b.specs.set(func() { b.specs.names = append(b.specs.names, entry) })
 			}
-			b.await(grants, func(h plugin.Host) bool {
+			b.await(grants, func(h grant.Host) bool {
 				return cmp.Equal(h.IMEXChannels, []string{"0"}) && h.IMEXLacks == "" && granted(h)
 			})
 			if b.specs.set(func() {
@@ -646,7 +646,7 @@ func TestIMEX(t *testing.T) {
 			}
 			lacks(missing)
 			grants.IMEXChannels = nil
-			b.await(grants, func(h plugin.Host) bool { return h.IMEXChannels == nil && granted(h) })
+			b.await(grants, func(h grant.Host) bool { return h.IMEXChannels == nil && granted(h) })
 		})
 	}
 }
@@ -693,17 +693,17 @@ func TestAssemble(t *testing.T) {
 			files{capabilities: table.capabilities, nodes: made("/dev/nvidia4", gi)}, entries{},
 			map[string][]string{"GPU-1": {"/dev/nvidia4"}, "MIG-a": {"/dev/nvidia4", "/dev/nvidia-caps/nvidia-cap30", "/dev/nvidia-caps/nvidia-cap32"}},
 			map[string]string{"MIG-a": "there is no /driver/dev/nvidia-caps/nvidia-cap32: nobody has made it"}},
-		{"an entry by UUID only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true}},
+		{"an entry by UUID only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{grant.CDIName("gpu", "GPU-0"): true}},
 			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, map[string]string{"GPU-0": "it has no CDI entry: none is written yet"}},
-		{"an entry by index only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "0"): true}, problem: "driver is out"},
+		{"an entry by index only", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{grant.CDIName("gpu", "0"): true}, problem: "driver is out"},
 			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, map[string]string{"GPU-0": "it has no CDI entry: driver is out"}},
-		{"both entries", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true, plugin.CDIName("gpu", "0"): true}},
+		{"both entries", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0"}, files{}, entries{names: map[string]bool{grant.CDIName("gpu", "GPU-0"): true, grant.CDIName("gpu", "0"): true}},
 			map[string][]string{"GPU-0": {"/dev/nvidia0"}}, nil},
 		{"entries with the node that the GPU had before", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0", Minor: 2}, files{},
-			entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true, plugin.CDIName("gpu", "0"): true}, minors: map[string]int{"GPU-0": 0}},
+			entries{names: map[string]bool{grant.CDIName("gpu", "GPU-0"): true, grant.CDIName("gpu", "0"): true}, minors: map[string]int{"GPU-0": 0}},
 			map[string][]string{"GPU-0": {"/dev/nvidia2"}}, map[string]string{"GPU-0": "it has no CDI entry: none is written yet"}},
 		{"entries with its node", by(sharing.CDICRI), sharing.GPU{UUID: "GPU-0", Minor: 2}, files{},
-			entries{names: map[string]bool{plugin.CDIName("gpu", "GPU-0"): true, plugin.CDIName("gpu", "0"): true}, minors: map[string]int{"GPU-0": 2}},
+			entries{names: map[string]bool{grant.CDIName("gpu", "GPU-0"): true, grant.CDIName("gpu", "0"): true}, minors: map[string]int{"GPU-0": 2}},
 			map[string][]string{"GPU-0": {"/dev/nvidia2"}}, nil},
 	}
 	for _, test := range tests {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -52,7 +53,7 @@ type Guard struct {
 	Options
 	// wake holds one signal for Run that there is a new sample. used is true once a profile of this
 	// run has had a guard; only Look uses it.
-	wake chan struct{}
+	wake wake.Signal
 	used bool
 
 	mu sync.Mutex
@@ -88,7 +89,7 @@ type overLimit struct {
 func New(options Options) *Guard {
 	return &Guard{
 		Options: options,
-		wake:    make(chan struct{}, 1),
+		wake:    wake.NewSignal(),
 		evicted: map[string]time.Time{},
 		evictions: map[string]int{
 			"evicted": 0,
@@ -175,10 +176,7 @@ func (g *Guard) Look(s Sample) {
 		g.WarningsChanged()
 	}
 	g.LimitsChanged()
-	select {
-	case g.wake <- struct{}{}:
-	default:
-	}
+	g.wake.Notify()
 }
 
 // Run evicts the pods of containers over their limits, one after the other, until ctx ends.

@@ -20,7 +20,7 @@ import (
 	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/simmps"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
 )
@@ -84,8 +84,7 @@ func beContainer(mounts string) {
 
 // mountsOf are the mounts by which a container with a share of the unit has MPS.
 func (n *node) mountsOf(unit string) (text string) {
-	_, mounts := plugin.MPSAccess(n.root, unit, sharing.MPSLimit{ThreadPercentage: 50})
-	for _, m := range mounts {
+	for _, m := range grant.MPSAccess(n.root, unit, sharing.MPSLimit{ThreadPercentage: 50}).Mounts {
 		text += fmt.Sprintln(m.HostPath, m.ContainerPath, m.ReadOnly)
 	}
 	return text

@@ -293,7 +293,7 @@ func clientMounts(mountinfo, device string) (unit, shm string) {
 		if fields[4] == "/dev/shm" {
 			shm = fields[2] + fields[3]
 		}
-		// A client has the directory at the same path as the daemon; see plugin.MPSAccess.
+		// A client has the directory at the same path as the daemon; see grant.MPSAccess.
 		id, is := strings.CutSuffix(strings.TrimPrefix(fields[4], "/mps/"), "/pipe")
 		if is && fields[2] == device && checkUnitID(id) == nil && strings.HasSuffix(fields[3], "/"+id+"/pipe") {
 			unit = id

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
 )
@@ -107,14 +109,20 @@ func (u *unitRun) run(ctx context.Context) {
 		u.take(wish)
 	default:
 	}
-	pause := u.Timing.Pause
+	pauses := wait.Backoff{
+		Duration: u.Timing.Pause,
+		Factor:   2,
+		Steps:    32,
+		Cap:      u.Timing.MaxPause,
+	}
+	retry := pauses
 	for {
 		var err error
 		if u.wanted {
 			began := time.Now()
 			err = u.serve(ctx)
 			if time.Since(began) > u.Timing.MaxPause {
-				pause = u.Timing.Pause
+				retry = pauses
 			}
 		} else {
 			u.tell(nodereport.MPSStopping, nil)
@@ -140,10 +148,9 @@ func (u *unitRun) run(ctx context.Context) {
 		select {
 		case wish := <-u.wishes:
 			u.take(wish)
-		case <-time.After(pause):
+		case <-time.After(retry.Step()):
 		case <-ctx.Done():
 		}
-		pause = min(2*pause, u.Timing.MaxPause)
 	}
 }
 

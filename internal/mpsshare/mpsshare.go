@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -74,7 +75,7 @@ type Options struct {
 type Manager struct {
 	Options
 	following sync.Mutex
-	wake      chan struct{}
+	wake      wake.Signal
 	view      atomic.Pointer[decide.MPS]
 
 	wanted map[string]wantedDaemon
@@ -108,7 +109,7 @@ const (
 func New(options Options) *Manager {
 	m := &Manager{
 		Options:  options,
-		wake:     make(chan struct{}, 1),
+		wake:     wake.NewSignal(),
 		wanted:   map[string]wantedDaemon{},
 		doubtful: map[string]time.Time{},
 	}
@@ -121,10 +122,7 @@ func (m *Manager) View() *decide.MPS { return m.view.Load() }
 
 // Wake makes Run check again. It does not wait.
 func (m *Manager) Wake() {
-	select {
-	case m.wake <- struct{}{}:
-	default:
-	}
+	m.wake.Notify()
 }
 
 // Await waits a moment for the states of the daemons that already run, so that no shares are

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // Options are what a Reporter needs.
@@ -181,9 +182,9 @@ func (r *Reporter) Report(report nodereport.Report) {
 	r.last = &report
 	for _, t := range r.loops {
 		if ownOnly {
-			signal(t.woken)
+			t.woken.Notify()
 		} else {
-			signal(t.spread)
+			t.spread.Notify()
 		}
 	}
 }
@@ -193,7 +194,7 @@ func (r *Reporter) Report(report nodereport.Report) {
 // written again. It does not wait, and may be called from any goroutine, also before Run.
 func (r *Reporter) NodeReplaced() {
 	for _, t := range r.loops {
-		signal(t.replaced)
+		t.replaced.Notify()
 	}
 }
 
@@ -263,8 +264,7 @@ type writeLoop struct {
 	// woken signals that there is something new; it does not end a backoff. spread signals that
 	// many nodes have the same to write at once, so that each waits for a random time. replaced
 	// signals that the Node is a different one, so that everything is written again.
-	woken, spread chan struct{}
-	replaced      chan struct{}
+	woken, spread, replaced wake.Signal
 	// retry is the backoff of consecutive failures. logged is the last failure that was logged.
 	retry  wait.Backoff
 	logged string
@@ -282,16 +282,9 @@ func newWriteLoop(
 		timing:    timing,
 		log:       log,
 		retry:     timing.retry,
-		woken:     make(chan struct{}, 1),
-		spread:    make(chan struct{}, 1),
-		replaced:  make(chan struct{}, 1),
-	}
-}
-
-func signal(signal chan<- struct{}) {
-	select {
-	case signal <- struct{}{}:
-	default:
+		woken:     wake.NewSignal(),
+		spread:    wake.NewSignal(),
+		replaced:  wake.NewSignal(),
 	}
 }
 
@@ -373,7 +366,7 @@ func (l *writeLoop) pause(ctx context.Context, wait time.Duration, end <-chan st
 	case <-l.replaced:
 		l.writer = l.newWriter()
 		l.retry = l.timing.retry
-		signal(l.woken)
+		l.woken.Notify()
 	}
 }
 

@@ -484,7 +484,7 @@ func TestNodeReplacedAtRest(t *testing.T) {
 		made++
 		return numberedWriter{made, used}
 	}, func() *nodereport.Report { return &nodereport.Report{} }, fast(), slog.New(slog.DiscardHandler))
-	signal(l.replaced)
+	l.replaced.Notify()
 	ctx, stop := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { l.run(ctx) })

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -37,9 +39,9 @@ type listener struct {
 	halt    context.CancelFunc
 	ended   chan error
 	// retry, if not nil, fires at the end of a pause in which no set is created. The poller's loop
-	// then sets it to nil.
-	backoff backoff
-	retry   <-chan time.Time
+	// then sets it to nil. pauses are the lengths of such pauses.
+	pauses wait.Backoff
+	retry  <-chan time.Time
 	// degraded is the reason why a GPU's events are not received, for each GPU that was registered
 	// or could not be; empty if they are received. reported is what was last sent to the publisher.
 	degraded, reported map[string]string
@@ -49,7 +51,7 @@ func newListener(p *poller) *listener {
 	return &listener{
 		poller:   p,
 		ended:    make(chan error, 1),
-		backoff:  backoff{first: p.options.Backoff},
+		pauses:   p.backoff(),
 		degraded: map[string]string{},
 		doubtful: map[Device]bool{},
 	}
@@ -197,7 +199,7 @@ func (l *listener) handleFailure(ctx context.Context, err error) {
 	l.freeSet()
 	l.markAllDegraded()
 	if worked {
-		l.backoff.reset()
+		l.pauses = l.backoff()
 		l.log.Warn("waiting for events failed", "error", err)
 		return
 	}
@@ -206,7 +208,7 @@ func (l *listener) handleFailure(ctx context.Context, err error) {
 }
 
 func (l *listener) backOff(err error) {
-	pause := l.backoff.pause()
+	pause := l.pauses.Step()
 	l.log.Warn("waiting for events failed", "error", err, "pause", pause)
 	l.retry = time.After(pause)
 }

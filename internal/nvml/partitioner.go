@@ -10,6 +10,9 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -567,25 +570,23 @@ func (g *migGPU) destroyInstance(ctx context.Context, step mig.Step) error {
 	if at := info.placement(); at != step.Placement {
 		return fmt.Errorf("GPU instance %d is at %s now", step.GI, at)
 	}
-	for pause := settleFirst; ; pause *= 2 {
+	// For a moment after its last compute instance has gone, the driver reports a GPU instance as in
+	// use. The pauses are 0.3 s in all.
+	retry := wait.Backoff{
+		Duration: 5 * time.Millisecond,
+		Factor:   2,
+		Steps:    6,
+	}
+	for {
 		err := g.lib.GpuInstanceDestroy(instance)
-		if !errors.Is(err, InUse) || pause > settleLast {
+		if !errors.Is(err, InUse) || retry.Steps == 0 {
 			return gone(err)
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, retry.Step()) {
 			return err
 		}
 	}
 }
-
-// For a moment after its last compute instance has gone, the driver reports a GPU instance as in
-// use. destroyInstance then tries again with doubling pauses, 0.3 s in all.
-const (
-	settleFirst = 5 * time.Millisecond
-	settleLast  = 160 * time.Millisecond
-)
 
 // gone returns nil if there was nothing to destroy, which counts as success.
 func gone(err error) error {

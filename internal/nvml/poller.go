@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -19,7 +22,7 @@ type poller struct {
 	events   chan receivedEvent
 	monitors chan map[string]string
 	// rescanNow has room for one request for an early scan.
-	rescanNow      chan struct{}
+	rescanNow      wake.Signal
 	loggedProblems string
 	// loggedKernel is the last error of the Kernel.
 	loggedKernel string
@@ -49,7 +52,7 @@ func newPoller(n *Node, lib Library) *poller {
 		scans:     make(chan scanResult),
 		events:    make(chan receivedEvent),
 		monitors:  make(chan map[string]string),
-		rescanNow: make(chan struct{}, 1),
+		rescanNow: wake.NewSignal(),
 		lost:      map[string]bool{},
 		mustOpen:  n.options.FailOnInitError,
 	}
@@ -57,28 +60,22 @@ func newPoller(n *Node, lib Library) *poller {
 
 // rescanSoon requests an early scan. It never blocks.
 func (p *poller) rescanSoon() {
-	select {
-	case p.rescanNow <- struct{}{}:
-	default:
+	p.rescanNow.Notify()
+}
+
+// backoff returns the pauses between attempts.
+func (n *Node) backoff() wait.Backoff {
+	return wait.Backoff{
+		Duration: n.options.Backoff,
+		Factor:   2,
+		Steps:    32,
+		Cap:      30 * time.Second,
 	}
 }
 
-// backoff is the pause before the next attempt. It doubles with each attempt, up to backoffLimit.
-type backoff struct{ first, next time.Duration }
-
-const backoffLimit = 30 * time.Second
-
-func (b *backoff) pause() time.Duration {
-	pause := max(b.first, b.next)
-	b.next = min(2*pause, backoffLimit)
-	return pause
-}
-
-func (b *backoff) reset() { b.next = 0 }
-
 // run opens the driver, and reopens it after failures, until ctx ends.
 func (p *poller) run(ctx context.Context) error {
-	retry := backoff{first: p.options.Backoff}
+	retry := p.backoff()
 	var mismatches Mismatches
 	for {
 		if waited := p.gate.awaitOpen(ctx); waited { // Another program had the driver, and may not have it ready yet.
@@ -86,7 +83,7 @@ func (p *poller) run(ctx context.Context) error {
 		}
 		worked, err := p.session(ctx)
 		if worked {
-			retry.reset()
+			retry = p.backoff()
 		}
 		if _, released := errors.AsType[*releasedError](err); released && ctx.Err() == nil {
 			continue // The driver was closed just before.
@@ -110,14 +107,12 @@ func (p *poller) run(ctx context.Context) error {
 		case ctx.Err() != nil || !send(ctx, p.scans, scanResult{err: err}):
 			return nil
 		}
-		pause := retry.pause()
+		pause := retry.Step()
 		if left > 0 {
 			pause = min(pause, left)
 		}
-		select {
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, pause) {
 			return nil
-		case <-time.After(pause):
 		}
 	}
 }

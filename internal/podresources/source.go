@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/sharing"
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
@@ -17,6 +18,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+	"k8s.io/apimachinery/pkg/util/wait"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -188,15 +190,17 @@ func call[Response any](
 	if err := limiter.Wait(ctx); err != nil {
 		return none, err
 	}
-	for pause := 50 * time.Millisecond; ; pause *= 2 {
+	retry := wait.Backoff{
+		Duration: 50 * time.Millisecond,
+		Factor:   2,
+		Steps:    32,
+	}
+	for {
 		response, err := method(ctx, client)
 		if status.Code(err) != codes.ResourceExhausted || status.Convert(err).Message() != rateLimited {
 			return response, err
 		}
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-		}
+		wake.Sleep(ctx, retry.Step())
 		if limiter.Wait(ctx) != nil {
 			return none, err
 		}

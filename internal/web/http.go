@@ -18,9 +18,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	toolkit "github.com/prometheus/exporter-toolkit/web"
 	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -157,7 +159,7 @@ func (s *Server) keepServing(ctx context.Context, a *address) {
 			return
 		}
 	}
-	for pause := firstPause; ctx.Err() == nil; {
+	for retry := newRetry(); ctx.Err() == nil; {
 		began := time.Now()
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", a.text)
 		if err == nil {
@@ -169,27 +171,28 @@ func (s *Server) keepServing(ctx context.Context, a *address) {
 		if ctx.Err() == nil {
 			s.setUnserved(a, fmt.Errorf("listen for %s: %w", a.what, err))
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-		pause = nextPause(pause, time.Since(began))
+		wake.Sleep(ctx, retry.Step())
+		retry = retryAfter(retry, time.Since(began))
 	}
 }
 
-// The pause before an address is tried again doubles from firstPause to longestPause.
-const (
-	firstPause   = 100 * time.Millisecond
-	longestPause = 10 * time.Second
-)
-
-// nextPause returns the pause after this one. took is how long the last try took, including this
-// pause: if an address was served for a while, its end is a new failure.
-func nextPause(pause, took time.Duration) time.Duration {
-	if took >= 2*longestPause {
-		return firstPause
+// newRetry returns the pauses before an address is tried again.
+func newRetry() wait.Backoff {
+	return wait.Backoff{
+		Duration: 100 * time.Millisecond,
+		Factor:   2,
+		Steps:    10,
+		Cap:      10 * time.Second,
 	}
-	return min(2*pause, longestPause)
+}
+
+// retryAfter returns the pauses after a try that took so long, including its pause: if an address
+// was served for a while, its end is a new failure.
+func retryAfter(retry wait.Backoff, took time.Duration) wait.Backoff {
+	if took >= 2*retry.Cap {
+		return newRetry()
+	}
+	return retry
 }
 
 // setUnserved records why an address is not served, or that it is, and logs a new reason.

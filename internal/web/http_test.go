@@ -389,19 +389,20 @@ func TestHealthHandler(t *testing.T) {
 	}
 }
 
-// TestNextPause checks that the pause grows while an address fails at once, and not from
+// TestRetry checks that the pause grows while an address fails at once, and not from
 // where it was when it has been served meanwhile.
-func TestNextPause(t *testing.T) {
+func TestRetry(t *testing.T) {
 	t.Parallel()
-	pause := firstPause
+	retry, last := newRetry(), time.Duration(0)
 	for n := range 20 {
-		next := nextPause(pause, pause)
-		if next <= pause && pause < longestPause || next > longestPause {
-			t.Errorf("pause %d is %s, after %s", n, next, pause)
+		pause := retry.Step()
+		if pause <= last && last < 10*time.Second || pause > 10*time.Second {
+			t.Errorf("pause %d is %s, after %s", n, pause, last)
 		}
-		pause = next
+		retry, last = retryAfter(retry, pause), pause
 	}
-	if next := nextPause(pause, time.Hour); next != firstPause {
-		t.Errorf("%s after an hour of service, want %s", next, firstPause)
+	retry = retryAfter(retry, time.Hour)
+	if pause := retry.Step(); pause != 100*time.Millisecond {
+		t.Errorf("%s after an hour of service", pause)
 	}
 }

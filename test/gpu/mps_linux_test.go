@@ -23,7 +23,7 @@ import (
 	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nvml"
-	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/shortdir"
@@ -290,12 +290,12 @@ func (n *mpsNode) nothingLeft() {
 // pod starts a CUDA program as in a pod with a share.
 func (n *mpsNode) pod(path string, limit sharing.MPSLimit) *cudaProgram {
 	n.t.Helper()
-	variables, mounts := plugin.MPSAccess(n.root, n.gpu.UUID, limit)
+	access := grant.MPSAccess(n.root, n.gpu.UUID, limit)
 	var environment, binds []string
-	for name, value := range variables {
+	for name, value := range access.Env {
 		environment = append(environment, name+"="+value)
 	}
-	for _, m := range mounts {
+	for _, m := range access.Mounts {
 		if _, err := os.Stat(m.ContainerPath); err != nil {
 			must(n.t, os.MkdirAll(m.ContainerPath, 0o755))
 			n.t.Cleanup(func() {

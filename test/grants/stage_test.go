@@ -27,6 +27,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/plugin"
+	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
 	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/shortdir"
@@ -35,7 +36,7 @@ import (
 // stage is a node with a profile in force and its sockets open.
 type stage struct {
 	plan  sharing.Plan
-	ready plugin.Host
+	ready grant.Host
 	// nodes are the device nodes of each unit, whatever the strategy needs.
 	nodes map[string][]string
 	// root is the node's file system, specs the folder with its CDI specs, dir
@@ -124,7 +125,7 @@ func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
 		}
 	}
 	// An IMEX channel is a device, as a link to one is.
-	channel := filepath.Join(root, devRoot, plugin.IMEXNode("0"))
+	channel := filepath.Join(root, devRoot, grant.IMEXNode("0"))
 	if err := errors.Join(os.MkdirAll(filepath.Dir(channel), 0o755), os.Symlink("/dev/null", channel)); err != nil {
 		t.Fatal(err)
 	}

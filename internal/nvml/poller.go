@@ -36,6 +36,8 @@ type poller struct {
 	// lost GPU. Both outlive a session with the driver.
 	lostPasses map[string]int
 	reopened   time.Time
+	// watchedUntil is when the last session ended that has read GPUs; zero while one watches them.
+	watchedUntil time.Time
 	// mustOpen is true while the driver has not been opened yet and a failure ends the program.
 	mustOpen bool
 	// awaitingScan holds the commands that wait for the next successful scan.
@@ -140,6 +142,11 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 	defer gpus.lastProbe(ctx)
 	listening := newListener(p)
 	defer listening.stop(ctx)
+	defer func() {
+		if worked {
+			p.watchedUntil = time.Now()
+		}
+	}()
 	versions := ReadVersions(p.lib)
 	var scannedAt time.Time
 	for {
@@ -162,6 +169,8 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 		worked = true
 		scanned.driver = versions.Driver
 		scanned.versions = versions
+		scanned.unwatchedSince = p.watchedUntil
+		p.watchedUntil = time.Time{}
 		p.reopenForLost(scanned)
 		p.logProblems(scanned.problems)
 		if !p.deliver(ctx, scanned, listening) {

@@ -410,6 +410,9 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 		if known && state.listed {
 			index = state.driverIndex
 		}
+		if known {
+			state.unwatch(time.Now())
+		}
 		p.handleMonitors(map[string]string{gpu: "it is released"})
 	})
 	switch {

@@ -162,6 +162,34 @@ func TestReleaseClosesAll(t *testing.T) {
 	}
 }
 
+// TestQuietTimeDuringARelease holds that a GPU which is not watched during a release is not quiet then: the released one, and
+// every one if the driver opens all GPUs in Init. The quiet time is 5 minutes.
+func TestQuietTimeDuringARelease(t *testing.T) {
+	for world, faults := range map[string]map[string]string{
+		"lazy": {"2": "XID 94"},
+		"":     {"1": "XID 94", "2": "XID 94"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			sim := simulate(t, "a30x4")
+			must(t, sim.SetWorld(world))
+			w := watchWith(t, sim, nvml.Options{Kernel: sim})
+			for _, gpu := range []int{1, 2} {
+				must(t, sim.XID(gpu, 94, nvml.WholeGPU, nvml.WholeGPU))
+			}
+			after(3 * time.Minute)
+			gpu := sim.GPUs()[2].UUID
+			_, err := w.Release(context.Background(), gpu)
+			must(t, err)
+			after(time.Hour)
+			must(t, w.Restore(context.Background(), gpu, false))
+			after(90 * time.Second)
+			w.expect("with 4.5 minutes of quiet in world "+world, faults)
+			after(time.Minute)
+			w.expect("with 5.5 minutes of quiet in world "+world, nil)
+		})
+	}
+}
+
 // TestTakeBackWhileAnotherIsReleased holds for the same driver that a GPU can be taken back while
 // another is released, which then is open for one scan only.
 func TestTakeBackWhileAnotherIsReleased(t *testing.T) {

@@ -122,6 +122,8 @@ type scanResult struct {
 	compared bool
 	listed   int
 	bound    []string
+	// unwatchedSince is when the session before ended, in the first scan of a session; otherwise zero.
+	unwatchedSince time.Time
 	// complete means that the driver was asked for all its GPUs. uncertain means that a known GPU
 	// may still be there, at an index that could not be read.
 	complete, uncertain bool

@@ -200,7 +200,8 @@ func (h unitHealth) setState(
 	unhealthy := state == sharing.Suspect || state == sharing.Unhealthy
 	switch {
 	case state == sharing.Healthy:
-		h.suspicions, h.recoveringFrom, h.quietSince = nil, "", now
+		h.suspicions, h.recoveringFrom = nil, ""
+		h.quietSince = now
 	case unhealthy && h.state == sharing.Healthy && now.Sub(h.quietSince) >= rules.MaxQuietTime:
 		h.relapses = 1
 	case unhealthy && h.state != sharing.Suspect:

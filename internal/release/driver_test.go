@@ -133,35 +133,38 @@ func TestReleaseAndChangesElsewhere(t *testing.T) {
 // that opens all GPUs at once refuses to reset an open one.
 func TestTakeBackAndResets(t *testing.T) {
 	for _, first := range []string{"the reset", "taking back"} {
-		synctest.Test(t, func(t *testing.T) {
-			r := start(t, "")
-			r.ask("/gpu/release?gpu=1&for=1h")
-			r.pass(5 * time.Second)
-			if first == "the reset" {
-				r.ask("/gpu/reset?gpu=2&for=1h")
+		t.Run("first "+first, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := start(t, "")
+				r.ask("/gpu/release?gpu=1&for=1h")
 				r.pass(5 * time.Second)
-				r.ask("/gpu/restore?gpu=1")
-				r.pass(5 * time.Second)
-				if now := r.of(1); now.State != release.Waiting || len(now.Waits) == 0 {
-					t.Errorf("during the reset: %+v", now)
+				if first == "the reset" {
+					r.ask("/gpu/reset?gpu=2&for=1h")
+					r.pass(5 * time.Second)
+					r.ask("/gpu/restore?gpu=1")
+					r.pass(5 * time.Second)
+					if now := r.of(1); now.State != release.Waiting || len(now.Waits) == 0 {
+						t.Errorf("during the reset: %+v", now)
+					}
+				} else {
+					r.ask("/gpu/release?gpu=2&for=1h")
+					r.pass(5 * time.Second)
+					r.sim.InjectFault("Init", simnode.Fault{Delay: 45 * time.Second, Times: 1})
+					r.sim.InjectFault("DeviceGetName", simnode.Fault{Delay: 25 * time.Second, Times: 4})
+					r.ask("/gpu/restore?gpu=1")
+					r.pass(5 * time.Second)
+					r.ask("/gpu/reset?gpu=2&for=1h")
 				}
-			} else {
-				r.ask("/gpu/release?gpu=2&for=1h")
-				r.pass(5 * time.Second)
-				r.sim.InjectFault("Init", simnode.Fault{Delay: 55 * time.Second, Times: 1})
-				r.ask("/gpu/restore?gpu=1")
-				r.pass(5 * time.Second)
-				r.ask("/gpu/reset?gpu=2&for=1h")
-			}
-			r.pass(3 * time.Minute)
-			if now := r.of(2); !now.WasReset || now.Problem != "" {
-				t.Errorf("first %s: %+v", first, now)
-			}
-			for gpu := 1; gpu <= 2; gpu++ {
-				if now := r.of(gpu); now.State != release.Restored || now.Waits != nil {
-					t.Errorf("first %s: %+v", first, now)
+				r.pass(3 * time.Minute)
+				if now := r.of(2); !now.WasReset || now.Problem != "" {
+					t.Errorf("%+v", now)
 				}
-			}
+				for gpu := 1; gpu <= 2; gpu++ {
+					if now := r.of(gpu); now.State != release.Restored || now.Waits != nil {
+						t.Errorf("%+v", now)
+					}
+				}
+			})
 		})
 	}
 }

@@ -148,6 +148,15 @@ var (
 	ErrResetRequired = errors.New("the GPU must be reset")
 )
 
+// UnlistedClientError is ErrUnlistedClient with the programs that have the GPU open, as far as they
+// are known.
+type UnlistedClientError struct{ Programs []string }
+
+func (*UnlistedClientError) Error() string { return ErrUnlistedClient.Error() }
+
+// Is reports whether the target is ErrUnlistedClient.
+func (*UnlistedClientError) Is(target error) bool { return target == ErrUnlistedClient }
+
 // PlacedLayout is a layout whose partitions have their placements.
 type PlacedLayout struct {
 	MIG bool `json:"mig"`

@@ -93,16 +93,23 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 			if err != nil {
 				return command.Usage(err)
 			}
-			return superviseMPS(ctx, cmd, config.Startup, log)
+			return superviseMPS(ctx, cmd, environment, config.Startup, log)
 		},
 	}
 }
 
-func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) error {
+func superviseMPS(
+	ctx context.Context,
+	cmd *cli.Command,
+	environment environment,
+	startup configs.StartupSettings,
+	log *slog.Logger,
+) error {
 	gpus, err := openGPUs(cmd, startup, log)
 	if err != nil {
 		return err
 	}
+	addKernel(&gpus, cmd, startup, environment)
 	defer gpus.Close()
 	root := cmd.String("mps-root")
 	if err := mps.CheckRoot(root); err != nil {
@@ -122,7 +129,7 @@ func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.Startup
 	// NVIDIA's config-manager sends it when the profile changes. Ignore it: virgate run reports
 	// such changes.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
-	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log})
+	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log, Kernel: gpus.Kernel})
 	mismatch := lastingMismatch{found: make(chan error, 1)}
 	return mps.Run(ctx, mps.Options{
 		Root:   root,

@@ -22,7 +22,6 @@ import (
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/mps"
-	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/plugin"
 )
 
@@ -182,12 +181,7 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		AllowReset:      cmd.Bool("allow-gpu-reset"),
 		GPUs: func(startup configs.StartupSettings) (daemon.GPUs, error) {
 			gpus, err := openGPUs(cmd, startup, log)
-			if node := cmd.String("node"); node == "auto" || node == "nvml" {
-				visible, _ := environment("NVIDIA_VISIBLE_DEVICES")
-				options := driverOptions(startup)
-				options.HostRoot = cmd.String("host-root")
-				gpus.Kernel = driver.Kernel{Options: options, VisibleDevices: visible}
-			}
+			addKernel(&gpus, cmd, startup, environment)
 			return gpus, err
 		},
 	}

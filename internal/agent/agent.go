@@ -132,8 +132,12 @@ type Options struct {
 	Journal      migchange.Store
 	Refresh      func(ctx context.Context) error
 	Releases     release.Driver
-	// Processes returns the IDs of the processes that the driver lists on the GPU; none if unknown.
-	Processes func(ctx context.Context, gpu string) []int
+	// Processes returns the IDs of the processes that the driver lists on the GPU. The error is why
+	// they are unknown.
+	Processes func(ctx context.Context, gpu string) ([]int, error)
+	// Programs returns the programs that have the device node of the GPU with that minor number open.
+	// The error is why some may be missing. It is nil if that cannot be found out.
+	Programs func(minor int) ([]string, error)
 	// OpenedBy names the programs that have the device node of the GPU with that minor number open,
 	// as the end of a sentence; nil if that cannot be found out.
 	OpenedBy func(minor int) string

@@ -137,7 +137,7 @@ func withIdle(o Options) Options {
 		o.Kubelet = noKubelet{}
 	}
 	if o.Processes == nil {
-		o.Processes = func(context.Context, string) []int { return nil }
+		o.Processes = func(context.Context, string) ([]int, error) { return nil, nil }
 	}
 	if o.Measure == nil {
 		o.Measure = func(context.Context) sharing.Measurement { return sharing.Measurement{} }

@@ -200,7 +200,7 @@ func TestDRAMPSAfterRestart(t *testing.T) {
 		"claims": [{"uid": "1", "namespace": "ns", "name": "1", "results": [{"request": "r", "device": "gpu-a-mps4", "shareID": "1", "shares": 1}]}]}`)}
 	r := newMPSRig(t, m, draProfile(4), func(r *rig) {
 		r.options.DRA = draOptions(r, f, store)
-		r.options.Processes = func(_ context.Context, gpu string) []int { return []int{4711} }
+		r.options.Processes = func(context.Context, string) ([]int, error) { return []int{4711}, nil }
 	})
 	r.await("wanted for the claim", func() bool { return m.wants() == "GPU-a" })
 	r.must(r.options.DRA.Claims.Prepare(r.ctx, shareClaim("1", "gpu-a-mps4")))

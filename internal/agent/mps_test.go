@@ -310,13 +310,13 @@ func TestMPSWaitsForTheGPU(t *testing.T) {
 	settings.fail["mode"] = context.DeadlineExceeded
 	r := newMPSRig(t, f, mpsProfile(4), func(r *rig) {
 		r.options.DriverSettings = settings.settings()
-		r.options.Processes = func(_ context.Context, gpu string) []int {
+		r.options.Processes = func(_ context.Context, gpu string) ([]int, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			if gpu == b {
-				return busy
+				return busy, nil
 			}
-			return nil
+			return nil, nil
 		}
 	})
 	r.await("waiting", func() bool {

@@ -74,6 +74,7 @@ func newMIG(a *agent) *migchange.Reconciler {
 		Holders:      a.Kubelet.Held,
 		ByDRA:        func() []string { return a.dra.ByDRA() }, // It is made later.
 		Resources:    a.resourcesOf,
+		Blocked:      func(gpu string) string { return a.releases.Blocked(gpu) }, // It is made later.
 		Plan:         a.planNow,
 		Changed:      a.wakeReport,
 		Refresh:      a.Refresh,
@@ -140,6 +141,7 @@ func newSettings(a *agent) *gpusettings.Settings {
 		Closed: func(gpu string) bool {
 			return a.releases.Released()[gpu] || a.mig.Changing(gpu) || a.mps.View().Busy[gpu]
 		},
+		Blocked:     a.releases.Blocked,
 		Users:       a.usersOf,
 		Changed:     a.requestPlan,
 		Looked:      func() { a.mps.Wake() }, // It is made later.
@@ -299,8 +301,34 @@ func (a *agent) usersOf(ctx context.Context, gpu string) (users []string) {
 		users = append(users, sharing.UnnamedHolder)
 	}
 	users = append(users, a.dra.Users(s.gpus, gpu, held)...)
-	for _, pid := range a.Processes(ctx, gpu) {
+	pids, err := a.Processes(ctx, gpu)
+	for _, pid := range pids {
 		users = append(users, fmt.Sprintf("process %d", pid))
+	}
+	if errors.Is(err, sharing.ErrReleased) { // After another error, a release may be the way to repair the GPU.
+		users = append(users, a.programsOn(gpu)...)
+	}
+	return users
+}
+
+// programsOn returns the programs that have the GPU open, or why they are unknown, while the driver
+// cannot list its processes because of another GPU.
+func (a *agent) programsOn(gpu string) (users []string) {
+	why := a.releases.Blocked(gpu)
+	if why == "" {
+		return nil
+	}
+	gpus := a.state.Load().gpus
+	i := slices.IndexFunc(gpus, func(g sharing.GPU) bool { return g.UUID == gpu })
+	if a.Programs == nil || i < 0 || gpus[i].Minor < 0 {
+		return []string{"its processes, which cannot be listed: " + why}
+	}
+	programs, err := a.Programs(gpus[i].Minor)
+	for _, program := range programs {
+		users = append(users, "the program "+program)
+	}
+	if err != nil && users == nil {
+		return []string{"its processes, which cannot be listed: " + why + "; " + err.Error()}
 	}
 	return users
 }

@@ -40,6 +40,9 @@ type fakeReleaser struct {
 	early map[string]int
 	// paused are those of Pause, until Resume.
 	paused []string
+	// opensAll plays a driver that opens all GPUs at once; closed are the released ones.
+	opensAll bool
+	closed   []string
 }
 
 func (f *fakeReleaser) Load() ([]release.Release, error) {
@@ -64,6 +67,17 @@ func (f *fakeReleaser) Save(list []release.Release) error {
 }
 
 func (f *fakeReleaser) KeepReleased(gpus map[string]int) { f.early = gpus }
+
+func (f *fakeReleaser) OpensAll() bool { return f.opensAll }
+
+func (f *fakeReleaser) ClosedFor() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.opensAll {
+		return nil
+	}
+	return slices.Clone(f.closed)
+}
 
 func (f *fakeReleaser) Pause(gpus []string) {
 	f.mu.Lock()
@@ -106,10 +120,19 @@ func (f *fakeReleaser) Release(ctx context.Context, gpu string) (int, error) {
 	if f.withdrawn != nil && !f.withdrawn(gpu) {
 		gpu += " too early"
 	}
-	return 7, f.call(ctx, "release "+gpu)
+	err := f.call(ctx, "release "+gpu)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		f.closed = append(f.closed, gpu)
+	}
+	return 7, err
 }
 
 func (f *fakeReleaser) Restore(ctx context.Context, gpu string, wasReset bool) error {
+	f.mu.Lock()
+	f.closed = slices.DeleteFunc(f.closed, func(closed string) bool { return closed == gpu })
+	f.mu.Unlock()
 	if wasReset {
 		gpu += " reset"
 	}
@@ -390,6 +413,50 @@ func (n watchedNode) Watch(ctx context.Context, changed func()) error {
 	return n.fakeNode.Watch(ctx, changed)
 }
 
+// TestSecondRelease holds that a release waits for the programs that have its GPU open while the driver can list no processes,
+// because of another release.
+func TestSecondRelease(t *testing.T) {
+	t.Parallel()
+	f := &fakeReleaser{opensAll: true}
+	var mu sync.Mutex
+	programs := []string{"python (PID 812)"}
+	r := newRig(t, func(r *rig) {
+		r.options.Kubelet = r.sight
+		r.options.Releases = release.Driver{Releaser: f, Store: f}
+		r.options.Processes = func(_ context.Context, gpu string) ([]int, error) {
+			if len(f.ClosedFor()) > 0 {
+				return nil, sharing.ErrReleased
+			}
+			return nil, nil
+		}
+		r.options.Programs = func(int) ([]string, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			return programs, nil
+		}
+	})
+	r.shows(8)
+	second := func(what string, wanted func(release.Release) bool) {
+		r.until("the second release "+what, func() error {
+			list := r.agent.releases.List()
+			if len(list) != 2 || !wanted(list[1]) {
+				return fmt.Errorf("releases are %+v", list)
+			}
+			return nil
+		})
+	}
+	r.tell(http.MethodPost, "/gpu/release?gpu=0&for=1h")
+	r.awaitRelease("of the first", in(release.Released))
+	r.tell(http.MethodPost, "/gpu/release?gpu=1&for=1h")
+	second("that waits", func(r release.Release) bool {
+		return slices.Equal(r.Waits, []string{"the program python (PID 812)"})
+	})
+	mu.Lock()
+	programs = nil
+	mu.Unlock()
+	second("when it has ended", in(release.Released))
+}
+
 // TestReleaseHolders holds who is named: pods, and processes that the driver lists.
 func TestReleaseHolders(t *testing.T) {
 	t.Parallel()
@@ -399,10 +466,10 @@ func TestReleaseHolders(t *testing.T) {
 	r := newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight
 		r.options.Releases = release.Driver{Releaser: f, Store: f}
-		r.options.Processes = func(_ context.Context, gpu string) []int {
+		r.options.Processes = func(_ context.Context, gpu string) ([]int, error) {
 			mu.Lock()
 			defer mu.Unlock()
-			return pids
+			return pids, nil
 		}
 	})
 	r.shows(8)

@@ -248,6 +248,7 @@ func Run(ctx context.Context, o Options) error {
 		LetGo:          node.PauseEvents,
 		Releases:       releases,
 		Processes:      partitioner.Processes,
+		Programs:       partitioner.Clients,
 		OpenedBy:       partitioner.OpenedBy,
 		Resets:         node.Resets,
 		DriverSettings: settings,

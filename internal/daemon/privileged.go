@@ -107,7 +107,17 @@ func (o ownRights) SetComputeMode(ctx context.Context, gpu string, mode sharing.
 }
 
 // SetTimeSlice implements Privileged.
-func (o ownRights) SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) error {
-	return abandonable(ctx, settingLimit, "nvidia-smi",
-		func(ctx context.Context) error { return o.gpus.SetTimeSlice(ctx, gpu, slice) })
+func (o ownRights) SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) (err error) {
+	set := func() {
+		err = abandonable(ctx, settingLimit, "nvidia-smi",
+			func(ctx context.Context) error { return o.gpus.SetTimeSlice(ctx, gpu, slice) })
+	}
+	if !o.node.OpensAll() {
+		set()
+		return err
+	}
+	if closed := o.node.OpenAll(set); closed != nil { // nvidia-smi opens all GPUs, too.
+		return closed
+	}
+	return err
 }

@@ -67,6 +67,9 @@ type Options struct {
 	// Closed reports whether nothing can be set on the GPU now, because it is released, is being
 	// repartitioned or has an MPS daemon.
 	Closed func(gpu string) bool
+	// Blocked returns why the driver cannot be used for the GPU now, although nothing about the GPU
+	// itself changes; empty if it can be used. It is nil if it always can.
+	Blocked func(gpu string) string
 	// Users returns the pods and processes that use the GPU, or why they are not known.
 	Users func(ctx context.Context, gpu string) []string
 	// Changed is called when the results of All and Warnings may have changed, Looked after each
@@ -222,7 +225,8 @@ func (s *Settings) lookForForeignModes(ctx context.Context, gpus []sharing.GPU, 
 	for _, gpu := range gpus {
 		unit, used := planned[gpu.UUID]
 		ours := unit.MPS.Shares > 0 || unit.Driver.ComputeMode != "" || s.changed[gpu.UUID].ComputeMode != ""
-		if !used || ours || gpu.MIG || gpu.DriverIndex != "" || !gpu.Health.Healthy() || s.Closed(gpu.UUID) {
+		if !used || ours || gpu.MIG || gpu.DriverIndex != "" || !gpu.Health.Healthy() || s.Closed(gpu.UUID) ||
+			s.blocked(gpu.UUID) != "" {
 			continue
 		}
 		read, is := s.modes[gpu.UUID]
@@ -281,6 +285,11 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 				State:  status.SettingWaiting,
 				Reason: "the GPU is released, faulty, partitioned or still shared by MPS",
 			})
+		case s.blocked(id) != "":
+			list = eachSetting(want, status.GPUSetting{State: status.SettingApplied})
+			if !slices.Equal(list, last[id]) { // Otherwise it was made before.
+				list = eachSetting(want, status.GPUSetting{State: status.SettingWaiting, Reason: s.blocked(id)})
+			}
 		case failure.wanted == want && time.Now().Before(failure.next):
 			list = last[id]
 		default:
@@ -317,6 +326,13 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 	}
 }
 
+func (s *Settings) blocked(gpu string) string {
+	if s.Blocked == nil {
+		return ""
+	}
+	return s.Blocked(gpu)
+}
+
 // eachSetting returns the result for each of the two settings that is wanted.
 func eachSetting(want sharing.DriverSettings, result status.GPUSetting) (list []status.GPUSetting) {
 	for _, s := range []status.GPUSetting{
@@ -340,6 +356,9 @@ func (s *Settings) settleGPU(ctx context.Context, gpu string, want sharing.Drive
 	}
 	if mode == changed.ComputeMode { // Any other mode was not set by Virgate, or the setting was lost.
 		undone.ComputeMode = cmp.Or(want.ComputeMode, changed.Before)
+	}
+	if errors.Is(err, sharing.ErrReleased) { // A release has begun just now.
+		return eachSetting(undone, status.GPUSetting{State: status.SettingWaiting, Reason: err.Error()})
 	}
 	if err != nil {
 		reason := "the driver does not tell how it is set: " + err.Error()
@@ -385,10 +404,15 @@ func (s *Settings) setTimeSlice(
 	err := s.keepChanged(gpu, changed)
 	switch {
 	case err != nil:
+	case s.blocked(gpu) != "": // A release has begun just now.
+		err = sharing.ErrReleased
 	case s.Driver.SetTimeSlice == nil:
 		err = errors.New("these GPUs are a recording")
 	default:
 		err = s.Driver.SetTimeSlice(ctx, gpu, slice)
+	}
+	if errors.Is(err, sharing.ErrReleased) {
+		return status.GPUSetting{State: status.SettingWaiting, Reason: err.Error()}
 	}
 	if err != nil {
 		return status.GPUSetting{
@@ -421,6 +445,8 @@ func (s *Settings) setComputeMode(ctx context.Context, gpu string, mode, now sha
 		err = s.Driver.SetComputeMode(ctx, gpu, mode)
 	}
 	switch {
+	case errors.Is(err, sharing.ErrReleased):
+		return status.GPUSetting{State: status.SettingWaiting, Reason: err.Error()}
 	case errors.Is(err, mig.ErrNoPermission):
 		return status.GPUSetting{State: status.SettingFailed, Reason: err.Error() + "; that requires " + Right}
 	case err != nil:

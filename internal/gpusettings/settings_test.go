@@ -93,6 +93,43 @@ func TestClosedGPU(t *testing.T) {
 	})
 }
 
+// TestBlockedGPU holds that a setting waits, and has not failed, while the driver cannot be used, and that one that was made
+// before stays so.
+func TestBlockedGPU(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d, begin := &fakeDriver{}, time.Now()
+		s := d.settings(func() bool { return false })
+		s.Blocked = func(string) string {
+			if past := time.Since(begin); past < time.Minute || past > time.Hour && past < 2*time.Hour {
+				return "GPU 1 is released"
+			}
+			return ""
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
+		ran := make(chan error, 1)
+		go func() { ran <- s.Run(ctx) }()
+		defer func() { cancel(); <-ran }()
+		for _, step := range []struct {
+			after time.Duration
+			want  status.GPUSetting
+		}{
+			{30 * time.Second, status.GPUSetting{State: status.SettingWaiting, Reason: "GPU 1 is released"}},
+			{time.Minute, status.GPUSetting{State: status.SettingApplied}},
+			{time.Hour, status.GPUSetting{State: status.SettingApplied}},
+		} {
+			<-time.After(step.after) //nolint:forbidigo // In a bubble.
+			synctest.Wait()
+			if got := s.All()["GPU-a"]; len(got) != 1 || got[0].State != step.want.State || got[0].Reason != step.want.Reason {
+				t.Errorf("%s later: %+v, want %+v", step.after, got, step.want)
+			}
+		}
+		if len(d.calls) != 1 || d.calls[0].Sub(begin) < time.Minute {
+			t.Errorf("set at %v", d.calls)
+		}
+	})
+}
+
 // TestForeignComputeMode holds that a mode which somebody has left, and which keeps programs from a GPU
 // that they are to share, is named; not one that nobody has set, that matters to nobody or that is ours.
 func TestForeignComputeMode(t *testing.T) {

@@ -14,6 +14,7 @@ const mostChanges = 2
 // changes are the changes under way, each in its own goroutine. The goroutine that checks the GPUs
 // starts them; has may be called from any.
 type changes struct {
+	*Options
 	wake func()
 	// begun counts all changes started so far.
 	begun   int
@@ -42,19 +43,32 @@ func (c *changes) gpus() map[string]bool {
 // room returns how many more changes may begin now.
 func (c *changes) room() int { return max(0, mostChanges-len(c.gpus())) }
 
-// start begins a change, which has g to itself until it ends. Then it calls wake.
-func (c *changes) start(g *managedGPU, change func()) {
+// start begins a change, which has g to itself until it ends. Then it calls wake. It returns false,
+// and begins nothing, if the GPU is blocked: a release of another GPU first blocks this one, and then
+// checks that no change of it is under way.
+func (c *changes) start(g *managedGPU, change func()) bool {
 	gpu := g.status.GPU
-	c.mu.Lock()
-	c.underWay[gpu] = true
-	c.mu.Unlock()
+	c.set(gpu, true)
+	if c.Blocked(gpu) != "" {
+		c.set(gpu, false)
+		return false
+	}
 	g.last = nil
 	c.begun++
 	c.running.Go(func() {
 		change()
-		c.mu.Lock()
-		delete(c.underWay, gpu)
-		c.mu.Unlock()
+		c.set(gpu, false)
 		c.wake()
 	})
+	return true
+}
+
+func (c *changes) set(gpu string, underWay bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if underWay {
+		c.underWay[gpu] = true
+	} else {
+		delete(c.underWay, gpu)
+	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -143,11 +145,43 @@ const (
 	clientPause = 2 * time.Second
 )
 
+// vainPause is a pause of programs that did not help. They are not paused again while the GPU has
+// that layout and the programs left then still have it open.
+type vainPause struct {
+	// text names the paused programs, and how long the pause lasted.
+	text   string
+	layout mig.PlacedLayout
+	left   []string
+}
+
+// stillTrue reports whether nothing has changed that may let a pause help. err is why the step
+// failed now.
+func (v *vainPause) stillTrue(layout mig.PlacedLayout, err error) bool {
+	if v == nil || !reflect.DeepEqual(v.layout, layout) {
+		return false
+	}
+	now := programsIn(err)
+	return !slices.ContainsFunc(v.left, func(program string) bool { return !slices.Contains(now, program) })
+}
+
+func programsIn(err error) []string {
+	if unlisted, ok := errors.AsType[*mig.UnlistedClientError](err); ok {
+		return unlisted.Programs
+	}
+	return nil
+}
+
 // makeWithoutClients pauses the programs that the driver does not list and repeats the step, which
 // failed with err because of them.
-func (e *executor) makeWithoutClients(ctx context.Context, g *managedGPU, step mig.Step, err error) error {
-	if g.pausedInVain != "" {
-		return fmt.Errorf("%w; it did not help to pause %s", err, g.pausedInVain)
+func (e *executor) makeWithoutClients(
+	ctx context.Context,
+	g *managedGPU,
+	layout mig.PlacedLayout,
+	step mig.Step,
+	err error,
+) error {
+	if g.inVain.stillTrue(layout, err) {
+		return fmt.Errorf("%w; it did not help to pause %s", err, g.inVain.text)
 	}
 	labels := strings.Join(e.clients.pause(ctx), " and ")
 	if labels == "" {
@@ -166,6 +200,10 @@ func (e *executor) makeWithoutClients(ctx context.Context, g *managedGPU, step m
 			return e.logStep(g.status.GPU, step, err)
 		}
 	}
-	g.pausedInVain = fmt.Sprintf("%s for %s", labels, clientTries*clientPause)
-	return e.logStep(g.status.GPU, step, fmt.Errorf("%w; it did not help to pause %s", err, g.pausedInVain))
+	g.inVain = &vainPause{
+		text:   fmt.Sprintf("%s for %s", labels, clientTries*clientPause),
+		layout: layout,
+		left:   programsIn(err),
+	}
+	return e.logStep(g.status.GPU, step, fmt.Errorf("%w; it did not help to pause %s", err, g.inVain.text))
 }

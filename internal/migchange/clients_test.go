@@ -274,7 +274,8 @@ func TestPauseThatFailed(t *testing.T) {
 	})
 }
 
-// TestPausedInVain: that a pause did not help is remembered for one layout, and forgotten when a change succeeds.
+// TestPausedInVain: that a pause did not help is remembered for the GPU, whatever partition is wanted, until a program has
+// ended that was left or a change has succeeded.
 func TestPausedInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")
@@ -284,6 +285,8 @@ func TestPausedInVain(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cut, ended := w.cutter(ctx, r)
 		defer func() { cancel(); <-ended }()
+		programs := []string{"other (PID 7)", "dcgm (PID 8)"}
+		r.Partitioner.(*nvml.Partitioner).Clients = func(int) ([]string, error) { return programs, nil }
 		small, big := placed(t, "1g.10gb", 0, 1), placed(t, "3g.40gb", 0, 4)
 		partitioner := nvml.NewPartitioner(w.sim, nil)
 		enable := func() { // As another program does, before DCGM starts.
@@ -305,7 +308,9 @@ func TestPausedInVain(t *testing.T) {
 		}{
 			{nil, 0, &small, false, 1},
 			{nil, 0, &small, false, 1},
-			{nil, 5 * time.Second, &big, true, 2}, // Another room.
+			{nil, 5 * time.Second, &big, false, 1}, // Another room.
+			{nil, 5 * time.Second, &small, false, 1},
+			{func() { programs = []string{"dcgm (PID 8)", "dcgm (PID 9)"} }, 5 * time.Second, &big, true, 2},
 			{nil, 0, nil, false, 3},
 			{func() { w.sim.SetClient(false) }, 0, nil, true, 3}, // DCGM has ended for another reason.
 			{enable, 5 * time.Second, nil, true, 4},              // The same one, after one that was made.

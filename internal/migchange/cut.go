@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"sync/atomic"
 
@@ -34,6 +33,8 @@ type cut struct {
 }
 
 var errReleased = errors.New("the GPU is released, or another program changes its MIG layout now")
+
+var errBlocked = errors.New("another GPU is released, and this driver opens all GPUs at once")
 
 // Cut makes room; it needs Run to be running. It destroys partitions that are in the way and
 // unused; the others stay. ctx limits the time until it starts: once started, it is finished. Use
@@ -79,7 +80,9 @@ func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []c
 		if !c.taken.CompareAndSwap(false, true) {
 			continue
 		}
-		r.changes.start(g, func() { c.done <- r.executor.makeRoom(ctx, g, c.Room) })
+		if !r.changes.start(g, func() { c.done <- r.executor.makeRoom(ctx, g, c.Room) }) {
+			c.done <- errBlocked
+		}
 	}
 	return waiting
 }
@@ -125,10 +128,6 @@ func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error
 		return err
 	}
 	g.inTheWay = nil
-	if !reflect.DeepEqual(g.room, target) {
-		g.room = target
-		g.pausedInVain = ""
-	}
 	e.progress.report(g, nodereport.LayoutPending, "a partition is being made for a claim")
 	return e.finish(ctx, g, record, holders)
 }

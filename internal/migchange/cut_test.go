@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
@@ -186,6 +188,49 @@ func TestCutIsGivenUp(t *testing.T) {
 			t.Error(err)
 		}
 		w.has(small)
+	})
+}
+
+// TestBlocked holds that no change begins while another GPU's release forbids it, that the status says so, and that it goes on
+// after that.
+func TestBlocked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "h100")
+		r, layout := w.program(), "all-1g.10gb"
+		var blocked atomic.Bool
+		blocked.Store(true)
+		r.now, r.Blocked = time.Now, func(string) string {
+			if blocked.Load() {
+				return "GPU 1 is released"
+			}
+			return ""
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cut, ended := w.cutter(ctx, r)
+		small := placed(t, "1g.10gb", 4, 1)
+		if err := cut(Room{Partition: &small}); !errors.Is(err, errBlocked) {
+			t.Error(err)
+		}
+		cancel()
+		<-ended
+		r.Inputs = func() ([]sharing.GPU, sharing.MIGConfig, error) {
+			gpus, err := nvml.Scan(w.sim)
+			return gpus, layoutNamed(layout), err
+		}
+		ctx, cancel = context.WithCancel(t.Context())
+		ran := make(chan struct{})
+		go func() { defer close(ran); r.Run(ctx) }()
+		defer func() { cancel(); <-ran }()
+		wait(time.Minute)
+		if states(r) != "pending" || r.Status()[0].Reason != "waits: GPU 1 is released" || w.driverWrites() != 0 {
+			t.Errorf("%s, %+v, %d calls that change the GPU", states(r), r.Status(), w.driverWrites())
+		}
+		blocked.Store(false)
+		wait(10 * time.Second)
+		if states(r) != "applied" {
+			t.Errorf("afterwards %s, %+v", states(r), r.Status())
+		}
 	})
 }
 

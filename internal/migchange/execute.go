@@ -89,7 +89,7 @@ func (e *executor) finish(ctx context.Context, g *managedGPU, record Record, hol
 		}
 		e.applied.Add(1)
 		g.failures = 0
-		g.pausedInVain = ""
+		g.inVain = nil
 		return nil
 	}
 	undoing := e.apply(ctx, g, record.Before, holders)
@@ -169,7 +169,7 @@ func (e *executor) apply(ctx context.Context, g *managedGPU, target mig.PlacedLa
 		left, failure = len(steps), errNoProgress
 		err = e.makeStep(ctx, gpu, steps[0])
 		if errors.Is(err, mig.ErrUnlistedClient) {
-			err = e.makeWithoutClients(ctx, g, steps[0], err)
+			err = e.makeWithoutClients(ctx, g, state.Layout(), steps[0], err)
 		}
 		if err != nil {
 			failure = err

@@ -60,6 +60,9 @@ type Options struct {
 	// Resources returns the resources that these GPUs would be offered as; nil if no kubelet is
 	// served.
 	Resources func(gpus []sharing.GPU) []sharing.Resource
+	// Blocked returns why no change of the GPU can be made now, because of another GPU; empty if it
+	// can. It is nil if it always can.
+	Blocked func(gpu string) string
 	// Plan makes a plan with the current Reservations, and returns when it is published; nil
 	// disables it.
 	Plan func(ctx context.Context)
@@ -118,12 +121,9 @@ type managedGPU struct {
 	// resetRequired is true if the last failure was that the GPU must be reset. The GPU is still
 	// checked, because it may have been reset.
 	resetRequired bool
-	// pausedInVain names the programs whose pause did not help, and how long it lasted. They are
-	// not paused again for the same layout, nor for the same room. It is empty if pausing was not
-	// tried, or helped, or if a change has succeeded since.
-	pausedInVain string
-	// room is the layout of the last cut.
-	room mig.PlacedLayout
+	// inVain is the last pause of programs, if it did not help; nil if none was tried, or if the
+	// wanted layout is another one or a change has succeeded since.
+	inVain *vainPause
 	// failures is the number of failures in a row, which postpone the next try until retryAt.
 	failures int
 	retryAt  time.Time
@@ -146,6 +146,9 @@ func New(o Options) *Reconciler {
 	if o.Plan == nil {
 		o.Plan = func(context.Context) {}
 	}
+	if o.Blocked == nil {
+		o.Blocked = func(string) string { return "" }
+	}
 	if o.Changed == nil {
 		o.Changed = func() {}
 	}
@@ -160,7 +163,11 @@ func New(o Options) *Reconciler {
 		cuts:    make(chan cut),
 		gpus:    map[string]*managedGPU{},
 	}
-	r.changes = &changes{wake: r.Wake, underWay: map[string]bool{}}
+	r.changes = &changes{
+		Options:  &r.Options,
+		wake:     r.Wake,
+		underWay: map[string]bool{},
+	}
 	r.holders = &holderReader{Options: &r.Options}
 	r.offers = newOffers(&r.Options)
 	r.journal = &keeper{Options: &r.Options, offers: r.offers}
@@ -388,7 +395,7 @@ func (r *Reconciler) look(
 		g.failures = 0
 		g.retryAt = time.Time{}
 		g.last = nil
-		g.pausedInVain = ""
+		g.inVain = nil
 	}
 	g.stale = g.stale && !g.isShownBy(gpu)
 	record, begun := r.journal.current().record(gpu.UUID)
@@ -405,9 +412,16 @@ func (r *Reconciler) look(
 		}
 		return nil, max(wait, 0)
 	}
+	if why := r.Blocked(gpu.UUID); why != "" && (begun || r.wanted.Manage && r.wanted.Name != "") {
+		g.last = nil
+		if begun || g.status.State != nodereport.LayoutApplied {
+			r.progress.report(g, nodereport.LayoutPending, "waits: "+why)
+		}
+		return nil, recheckInterval
+	}
 	if begun {
-		if r.changes.room() > 0 {
-			r.changes.start(g, func() { r.executor.resume(ctx, g, record) })
+		if r.changes.room() > 0 && !r.changes.start(g, func() { r.executor.resume(ctx, g, record) }) {
+			return nil, recheckInterval
 		}
 		return nil, 0 // The end of another change wakes Run.
 	}
@@ -496,8 +510,9 @@ func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (a
 		case !reflect.DeepEqual(l.Decision, d) || !withdrawn(l):
 			r.offers.allow(l.status.GPU)
 			again = sooner(again, retryInterval)
-		default:
-			r.changes.start(l.managedGPU, func() { r.executor.change(ctx, l.managedGPU, d, holders()) })
+		case !r.changes.start(l.managedGPU, func() { r.executor.change(ctx, l.managedGPU, d, holders()) }):
+			r.offers.allow(l.status.GPU)
+			again = sooner(again, recheckInterval)
 		}
 	}
 	return again

@@ -27,8 +27,9 @@ type unitHealth struct {
 	fatal, suspicions, failing []finding
 	// recoveringFrom is what the unit recovers from; set only while it does.
 	recoveringFrom string
-	// lastTrouble is when an error was last reported, or when a fault was last found or ended.
-	lastTrouble time.Time
+	// quietSince is when an error was last reported, a fault last found or ended, or the unit became
+	// healthy. It is later by the time in which the unit was not watched since.
+	quietSince time.Time
 	// relapses counts how often the unit became unhealthy without having been healthy for long in
 	// between.
 	relapses int
@@ -73,18 +74,20 @@ func (h unitHealth) observe(o observation, rules sharing.HealthRules, now time.T
 	was := h.reason()
 	switch o.kind {
 	case reportedSuspect:
-		h.suspicions, h.lastTrouble = appendNew(h.suspicions, o.findings...), now
+		h.suspicions = appendNew(h.suspicions, o.findings...)
 		if h.state != sharing.Unhealthy {
 			h = h.setState(sharing.Suspect, o.findings[0].cause, rules, now)
 		}
+		h.quietSince = now
 	case reportedFatal:
-		h.fatal, h.lastTrouble = appendNew(h.fatal, o.findings...), now
+		h.fatal = appendNew(h.fatal, o.findings...)
 		h = h.setState(sharing.Unhealthy, o.findings[0].cause, rules, now)
+		h.quietSince = now
 	case probed:
 		h.failing = o.findings
 		if len(h.failing) > 0 {
-			h.lastTrouble = now
 			h = h.setState(sharing.Unhealthy, h.failing[0].cause, rules, now)
+			h.quietSince = now
 		} else {
 			h = h.probePassed(was, rules, now)
 		}
@@ -97,6 +100,22 @@ func (h unitHealth) observe(o observation, rules sharing.HealthRules, now time.T
 	return h
 }
 
+// notWatched returns the unit's health after a time in which its errors were not seen, which is no
+// quiet time.
+func (h unitHealth) notWatched(since, now time.Time) unitHealth {
+	if from := later(since, h.quietSince); now.After(from) {
+		h.quietSince = h.quietSince.Add(now.Sub(from))
+	}
+	return h
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
 func (h unitHealth) probePassed(was string, rules sharing.HealthRules, now time.Time) unitHealth {
 	quiet, cause := h.quietTime(rules), sharing.CauseProbe
 	if quiet > 0 {
@@ -104,9 +123,9 @@ func (h unitHealth) probePassed(was string, rules sharing.HealthRules, now time.
 	}
 	switch {
 	case h.state == sharing.Unhealthy && len(h.fatal) == 0:
-		h.recoveringFrom, h.lastTrouble = was, now
+		h.recoveringFrom, h.quietSince = was, now
 		return h.setState(sharing.Recovering, sharing.CauseProbe, rules, now)
-	case (h.state == sharing.Suspect || h.state == sharing.Recovering) && now.Sub(h.lastTrouble) >= quiet:
+	case (h.state == sharing.Suspect || h.state == sharing.Recovering) && now.Sub(h.quietSince) >= quiet:
 		return h.setState(sharing.Healthy, cause, rules, now)
 	}
 	return h
@@ -145,7 +164,7 @@ func (h unitHealth) explain(celsius, safe int, rules sharing.HealthRules) string
 	case n > 0 || quiet == 0:
 		ends = "with the next probe that finds nothing wrong"
 	default:
-		ends = "when it stays quiet until " + h.lastTrouble.Add(quiet).UTC().Format("15:04 MST")
+		ends = "when it stays quiet until " + h.quietSince.Add(quiet).UTC().Format("15:04 MST")
 	}
 	return strings.Join(append(texts, "ends "+ends), "; ")
 }
@@ -164,7 +183,7 @@ func (h unitHealth) startOver(
 	if h.state == sharing.Healthy || len(h.failing) > 0 {
 		return h
 	}
-	h.recoveringFrom, h.lastTrouble = was, now
+	h.recoveringFrom, h.quietSince = was, now
 	return h.setState(sharing.Recovering, cause, rules, now)
 }
 
@@ -182,7 +201,8 @@ func (h unitHealth) setState(
 	switch {
 	case state == sharing.Healthy:
 		h.suspicions, h.recoveringFrom = nil, ""
-	case unhealthy && h.state == sharing.Healthy && now.Sub(h.since) >= rules.MaxQuietTime:
+		h.quietSince = now
+	case unhealthy && h.state == sharing.Healthy && now.Sub(h.quietSince) >= rules.MaxQuietTime:
 		h.relapses = 1
 	case unhealthy && h.state != sharing.Suspect:
 		h.relapses++

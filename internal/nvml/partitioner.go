@@ -100,17 +100,20 @@ func (p *Partitioner) Apply(ctx context.Context, gpu string, step mig.Step) erro
 }
 
 // Processes returns the IDs of the processes that the driver lists on the GPU with that UUID and on
-// its partitions; none if the driver does not tell.
-func (p *Partitioner) Processes(ctx context.Context, gpu string) (pids []int) {
-	_ = p.with(ctx, gpu, func(g *migGPU) error {
-		pids = g.pidsOn(g.device)
-		return nil
+// its partitions. The error means that they are unknown.
+func (p *Partitioner) Processes(ctx context.Context, gpu string) (pids []int, err error) {
+	err = p.with(ctx, gpu, func(g *migGPU) error {
+		processes, err := listProcesses(g.lib, g.device)
+		pids = pidsOf(processes)
+		return err
 	})
-	return pids
+	if err != nil {
+		return nil, fmt.Errorf("list the processes on %s: %w", gpu, err)
+	}
+	return pids, nil
 }
 
-func (g *migGPU) pidsOn(device Device) (pids []int) {
-	processes, _ := listProcesses(g.lib, device)
+func pidsOf(processes []Process) (pids []int) {
 	for _, p := range processes {
 		pids = append(pids, p.PID)
 	}
@@ -387,15 +390,16 @@ func (p *Partitioner) withUsers(g *migGPU, err error) error {
 	if !errors.Is(err, InUse) {
 		return err
 	}
-	if pids := g.pidsOn(cmp.Or(g.inUse, g.device)); pids != nil {
+	processes, _ := listProcesses(g.lib, cmp.Or(g.inUse, g.device))
+	if pids := pidsOf(processes); pids != nil {
 		return fmt.Errorf("%w, by the processes %d", err, pids)
 	}
-	err = fmt.Errorf("%w, %w", err, mig.ErrUnlistedClient)
 	minor, unknown := g.lib.DeviceGetMinorNumber(g.device)
-	if unknown != nil {
-		return fmt.Errorf("%w%s", err, someClients)
+	if unknown != nil || p.Clients == nil {
+		return fmt.Errorf("%w, %w%s", err, &mig.UnlistedClientError{}, someClients)
 	}
-	return fmt.Errorf("%w%s", err, p.OpenedBy(minor))
+	clients, unknown := p.Clients(minor)
+	return fmt.Errorf("%w, %w%s", err, &mig.UnlistedClientError{Programs: clients}, openedBy(clients, unknown))
 }
 
 // someClients ends the sentence when the programs are unknown.
@@ -407,7 +411,10 @@ func (p *Partitioner) OpenedBy(minor int) string {
 	if p.Clients == nil {
 		return someClients
 	}
-	clients, unknown := p.Clients(minor)
+	return openedBy(p.Clients(minor))
+}
+
+func openedBy(clients []string, unknown error) string {
 	switch {
 	case len(clients) > 0:
 		return ": " + strings.Join(clients, ", ")

@@ -29,8 +29,12 @@ type poller struct {
 	// opening gets the result of opening the control node, which may hang; nil if it is not being
 	// opened.
 	opening chan error
-	// hadGPUs is true once GPUs have been read.
-	hadGPUs bool
+	// hadGPUs is true once GPUs have been read. firstScan is when; hadAll is true once all were, or
+	// are no longer waited for. unlisted is true if the driver did not list all GPUs.
+	hadGPUs   bool
+	firstScan time.Time
+	hadAll    bool
+	unlisted  bool
 	// lost holds the GPUs that were lost and have not been read since. Like awaitingScan, it
 	// outlives a session with the driver.
 	lost map[string]bool
@@ -39,6 +43,8 @@ type poller struct {
 	// lost GPU. Both outlive a session with the driver.
 	lostPasses map[string]int
 	reopened   time.Time
+	// watchedUntil is when the last session ended that has read GPUs; zero while one watches them.
+	watchedUntil time.Time
 	// mustOpen is true while the driver has not been opened yet and a failure ends the program.
 	mustOpen bool
 	// awaitingScan holds the commands that wait for the next successful scan.
@@ -135,6 +141,11 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 	defer gpus.lastProbe(ctx)
 	listening := newListener(p)
 	defer listening.stop(ctx)
+	defer func() {
+		if worked {
+			p.watchedUntil = time.Now()
+		}
+	}()
 	versions := ReadVersions(p.lib)
 	var scannedAt time.Time
 	for {
@@ -157,6 +168,8 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 		worked = true
 		scanned.driver = versions.Driver
 		scanned.versions = versions
+		scanned.unwatchedSince = p.watchedUntil
+		p.watchedUntil = time.Time{}
 		p.reopenForLost(scanned)
 		p.logProblems(scanned.problems)
 		if !p.deliver(ctx, scanned, listening) {
@@ -168,8 +181,12 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 		p.awaitingScan = nil
 		if !p.hadGPUs {
 			p.hadGPUs = true
-			p.gate.countMustRead(-1)
+			p.firstScan = time.Now()
 		}
+		if scanned.compared {
+			p.unlisted = len(scanned.bound) > scanned.listed
+		}
+		p.endFirstRead(gpus)
 		for next := time.After(p.interval()); next != nil; {
 			select {
 			case <-ctx.Done():
@@ -190,6 +207,7 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 				if !p.deliver(ctx, gpus.late(r), listening) {
 					return worked, nil
 				}
+				p.endFirstRead(gpus)
 			case <-listening.retry:
 				listening.retry, next = nil, nil
 			case <-p.gate.reopen:
@@ -201,6 +219,20 @@ func (p *poller) session(ctx context.Context) (worked bool, err error) {
 			}
 		}
 	}
+}
+
+// firstReadLimit is how long after the first scan GPUs that do not answer are waited for, before the
+// driver is closed for a GPU that the last run released.
+const firstReadLimit = time.Minute
+
+// endFirstRead gives up the session that reads all GPUs at the start, although one is released, when
+// they have been read.
+func (p *poller) endFirstRead(gpus *scanner) {
+	if p.hadAll || time.Since(p.firstScan) < firstReadLimit && (p.unlisted || !gpus.answered()) {
+		return
+	}
+	p.hadAll = true
+	p.gate.countMustRead(-1)
 }
 
 // interval is the time between two passes over the GPUs.

@@ -259,6 +259,11 @@ var errStillOpen = errors.New(
 func (g *gate) release(ctx context.Context, gpu string, index int, hung string) error {
 	g.mu.Lock()
 	g.released[gpu] = index
+	if hung == "" && !g.awaitRead(ctx) {
+		g.keepWatching(gpu)
+		g.mu.Unlock()
+		return errReading
+	}
 	if open := g.isOpen(index); !open || hung != "" {
 		if open {
 			g.keepWatching(gpu)
@@ -284,6 +289,45 @@ func (g *gate) release(ctx context.Context, gpu string, index int, hung string) 
 		return errStillOpen
 	}
 	return nil
+}
+
+// errReading means that a session has to read GPUs, and opens the one to release meanwhile.
+var errReading = errors.New("this driver opens all GPUs at once, and others are still being read")
+
+// awaitRead waits until no GPU has to be read although another one is released, if that matters to
+// this driver. It returns false if that takes too long. g.mu must be held; it is released meanwhile.
+func (g *gate) awaitRead(ctx context.Context) bool {
+	limit := time.After(closeLimit)
+	for g.opensAll() && g.mustRead > 0 {
+		changed, late := g.changed, false
+		g.mu.Unlock()
+		select {
+		case <-changed:
+		case <-limit:
+			late = true
+		case <-ctx.Done():
+			late = true
+		}
+		g.mu.Lock()
+		if late {
+			return false
+		}
+	}
+	return true
+}
+
+// awaitClosing waits until the sessions have ended that are asked to end, or until ctx ends.
+func (g *gate) awaitClosing(ctx context.Context) {
+	g.mu.Lock()
+	closing := g.closing
+	g.mu.Unlock()
+	if closing == nil {
+		return
+	}
+	select {
+	case <-closing:
+	case <-ctx.Done():
+	}
 }
 
 // keepWatching gives up a release that failed if no other GPU could be watched during it. g.mu must
@@ -362,6 +406,24 @@ func (n *Node) Closed() bool {
 	return n.gate.closedByPause()
 }
 
+// OpensAll reports whether each session with this driver opens all GPUs: none is read while one is
+// released. In a pause that does not matter.
+func (n *Node) OpensAll() bool {
+	n.gate.mu.Lock()
+	defer n.gate.mu.Unlock()
+	return n.gate.opensAll()
+}
+
+// ClosedFor returns the released GPUs, by UUID, if OpensAll; otherwise none.
+func (n *Node) ClosedFor() []string {
+	n.gate.mu.Lock()
+	defer n.gate.mu.Unlock()
+	if !n.gate.opensAll() {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(n.gate.released))
+}
+
 // KeepReleased keeps closed the GPUs that an earlier run has released. gpus holds the driver's
 // index by UUID, -1 while unknown. It must be called before Watch.
 func (n *Node) KeepReleased(gpus map[string]int) {
@@ -378,6 +440,7 @@ func (n *Node) KeepReleased(gpus map[string]int) {
 func (n *Node) SetReleased(ctx context.Context, gpus map[string]int) {
 	g := n.gate
 	g.mu.Lock()
+	g.mustRead = 0 // Nothing is read at the start.
 	clear(g.released)
 	maps.Copy(g.released, gpus)
 	open := slices.ContainsFunc(slices.Collect(maps.Values(gpus)), g.isOpen)
@@ -410,6 +473,9 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 		if known && state.listed {
 			index = state.driverIndex
 		}
+		if known {
+			state.unwatch(time.Now())
+		}
 		p.handleMonitors(map[string]string{gpu: "it is released"})
 	})
 	switch {
@@ -433,7 +499,8 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 }
 
 // Restore undoes Release, and returns when the GPU has been read again. wasReset means that the GPU
-// was reset meanwhile. The error means that ctx ended first.
+// was reset meanwhile. If the driver opens GPUs in Init and others are still released, they are open
+// meanwhile, and closed again when Restore returns. The error means that ctx ended first.
 func (n *Node) Restore(ctx context.Context, gpu string, wasReset bool) error {
 	err := n.request(ctx, func(p *publisher) {
 		if state := p.tracker.gpus[gpu]; state != nil && wasReset {
@@ -447,7 +514,10 @@ func (n *Node) Restore(ctx context.Context, gpu string, wasReset bool) error {
 	delete(n.gate.released, gpu)
 	n.gate.mu.Unlock()
 	n.gate.countMustRead(1)
-	defer n.gate.countMustRead(-1)
+	defer func() {
+		n.gate.countMustRead(-1)
+		n.gate.awaitClosing(ctx) // Another released GPU may be reset then.
+	}()
 	return n.Refresh(ctx)
 }
 

@@ -3,6 +3,7 @@ package nvml_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/sharing"
 )
 
 // busOf is the PCI bus ID of a GPU of a simulated node with up to 15 of them.
@@ -162,6 +164,34 @@ func TestReleaseClosesAll(t *testing.T) {
 	}
 }
 
+// TestQuietTimeDuringARelease holds that a GPU which is not watched during a release is not quiet then: the released one, and
+// every one if the driver opens all GPUs in Init. The quiet time is 5 minutes.
+func TestQuietTimeDuringARelease(t *testing.T) {
+	for world, faults := range map[string]map[string]string{
+		"lazy": {"2": "XID 94"},
+		"":     {"1": "XID 94", "2": "XID 94"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			sim := simulate(t, "a30x4")
+			must(t, sim.SetWorld(world))
+			w := watchWith(t, sim, nvml.Options{Kernel: sim})
+			for _, gpu := range []int{1, 2} {
+				must(t, sim.XID(gpu, 94, nvml.WholeGPU, nvml.WholeGPU))
+			}
+			after(3 * time.Minute)
+			gpu := sim.GPUs()[2].UUID
+			_, err := w.Release(context.Background(), gpu)
+			must(t, err)
+			after(time.Hour)
+			must(t, w.Restore(context.Background(), gpu, false))
+			after(90 * time.Second)
+			w.expect("with 4.5 minutes of quiet in world "+world, faults)
+			after(time.Minute)
+			w.expect("with 5.5 minutes of quiet in world "+world, nil)
+		})
+	}
+}
+
 // TestTakeBackWhileAnotherIsReleased holds for the same driver that a GPU can be taken back while
 // another is released, which then is open for one scan only.
 func TestTakeBackWhileAnotherIsReleased(t *testing.T) {
@@ -260,6 +290,75 @@ func TestClosedOverARestart(t *testing.T) {
 		w.expect("while it is released", map[string]string{})
 		must(t, w.Restore(context.Background(), gpu, false))
 		w.expect("taken back", map[string]string{})
+	})
+}
+
+// TestLateOverARestart holds for the same driver that such a program waits for a GPU that answers late before it closes the
+// driver, but not for ever.
+func TestLateOverARestart(t *testing.T) {
+	for _, late := range []simnode.Fault{{Delay: 45 * time.Second, Times: 1}, {Return: nvml.Unknown}} {
+		synctest.Test(t, func(t *testing.T) {
+			sim, known := simulate(t, "a30x4"), &knownGPUs{}
+			node := nvml.NewNode(sim, nvml.Options{Kernel: sim, Store: &memory{}, Known: known, Boot: "first"})
+			gpu := sim.GPUs()[2].UUID
+			node.KeepReleased(map[string]int{gpu: 2})
+			_, err := sim.InjectGPUFault(3, "DeviceGetName", late)
+			must(t, err)
+			w := watchNode(t, node)
+			must(t, w.RestoreHealth(context.Background()))
+			after(2 * time.Minute)
+			if !isClosed(sim, 2) {
+				t.Fatal("something has it open")
+			}
+			gpus, err := w.Inventory()
+			must(t, err)
+			if found := len(gpus) == 3; found != (late.Times == 1) { // The released one was never known.
+				t.Errorf("%d GPUs are known", len(gpus))
+			}
+		})
+	}
+}
+
+// TestReleaseWhileOthersAreRead holds for the same driver that a GPU does not count as released while a session reads others.
+func TestReleaseWhileOthersAreRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		w := watchWith(t, sim, nvml.Options{Kernel: sim})
+		gpus := sim.GPUs()
+		_, err := w.Release(context.Background(), gpus[1].UUID)
+		must(t, err)
+		sim.InjectFault("DeviceGetName", simnode.Fault{Delay: 3 * time.Second, Times: 4})
+		restored := make(chan error, 1)
+		go func() { restored <- w.Restore(context.Background(), gpus[1].UUID, true) }()
+		after(time.Second)
+		_, err = w.Release(context.Background(), gpus[2].UUID)
+		must(t, err)
+		for range 20 {
+			if !isClosed(sim, 2) {
+				t.Fatal("something has it open")
+			}
+			after(time.Second)
+		}
+		must(t, <-restored)
+	})
+}
+
+// TestSetReleasedClosesAll holds for the same driver that a Node which nobody watches does not open it meanwhile.
+func TestSetReleasedClosesAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sim := simulate(t, "a30x4")
+		gpus, node := sim.GPUs(), nvml.NewNode(sim, nvml.Options{Kernel: sim})
+		_, _, err := node.ComputeMode(context.Background(), gpus[2].UUID)
+		must(t, err)
+		node.SetReleased(context.Background(), map[string]int{gpus[1].UUID: 1})
+		before := sim.Calls("Init")
+		_, _, err = node.ComputeMode(context.Background(), gpus[2].UUID)
+		if !errors.Is(err, sharing.ErrReleased) || sim.Calls("Init") != before {
+			t.Errorf("%d times opened, %v", sim.Calls("Init")-before, err)
+		}
+		node.SetReleased(context.Background(), nil)
+		_, _, err = node.ComputeMode(context.Background(), gpus[2].UUID)
+		must(t, err)
 	})
 }
 

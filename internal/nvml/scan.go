@@ -90,6 +90,8 @@ type gpuIndex struct {
 	// gpu is nil if no GPU could be identified.
 	gpu       *knownGPU
 	beingRead bool
+	// answered is true once the driver has told about the GPU, or if it must not be asked.
+	answered bool
 }
 
 // result is the result of reading the GPU at an index.
@@ -122,6 +124,8 @@ type scanResult struct {
 	compared bool
 	listed   int
 	bound    []string
+	// unwatchedSince is when the session before ended, in the first scan of a session; otherwise zero.
+	unwatchedSince time.Time
 	// complete means that the driver was asked for all its GPUs. uncertain means that a known GPU
 	// may still be there, at an index that could not be read.
 	complete, uncertain bool
@@ -268,6 +272,8 @@ func (s *scanner) merge(results []result) scanResult {
 		before := r.gpu
 		r.gpu = r.keep
 		gone, released := errors.AsType[*releasedError](r.err)
+		r.answered = r.answered || r.err == nil || released || errors.Is(r.err, GPUIsLost) ||
+			errors.Is(r.err, NoPermission)
 		if err := cmp.Or(r.err, r.reading.problems); err != nil && !released {
 			problems = append(problems, fmt.Errorf("read GPU %d: %w", r.index, err))
 		}
@@ -311,6 +317,11 @@ func (s *scanner) merge(results []result) scanResult {
 	}
 	scanned.problems = errors.Join(problems...)
 	return scanned
+}
+
+// answered reports whether all GPUs that the driver lists have answered.
+func (s *scanner) answered() bool {
+	return !slices.ContainsFunc(s.indices, func(i *gpuIndex) bool { return !i.answered })
 }
 
 // lastProbe waits for all reads and then probes every handle once more, including handles of GPUs

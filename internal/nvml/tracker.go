@@ -66,6 +66,11 @@ func (t *tracker) addScan(scanned scanResult, at moment) {
 		}
 	}
 	t.unloaded, t.driver = false, cmp.Or(scanned.driver, t.driver)
+	if !scanned.unwatchedSince.IsZero() {
+		for _, gpu := range t.gpus {
+			gpu.unwatch(scanned.unwatchedSince)
+		}
+	}
 	if scanned.complete {
 		t.complete = !scanned.uncertain
 		t.certain = t.complete && !scanned.lostThere
@@ -373,6 +378,9 @@ type gpuState struct {
 	listed      bool
 	// units holds the health of the GPU and of its partitions, by UUID.
 	units map[string]unitHealth
+	// unwatchedSince is when the GPU's errors could last be seen; zero if they can since the last
+	// reading.
+	unwatchedSince time.Time
 	// lost is true if the GPU was lost, or its driver unloaded, since the GPU was last read: when
 	// it comes back, it has been reset.
 	lost bool
@@ -403,7 +411,20 @@ type errorReport struct {
 	finding finding
 }
 
+// unwatch records that the GPU's errors cannot be seen from then until the next reading.
+func (g *gpuState) unwatch(since time.Time) {
+	if g.unwatchedSince.IsZero() {
+		g.unwatchedSince = since
+	}
+}
+
 func (g *gpuState) addReading(r reading, at moment) {
+	if !g.unwatchedSince.IsZero() {
+		for unit, h := range g.units {
+			g.units[unit] = h.notWatched(g.unwatchedSince, at.now)
+		}
+		g.unwatchedSince = time.Time{}
+	}
 	reset := r.reset || g.lost || r.marks.resetSince(g.marks)
 	g.marks = r.marks.over(g.marks)
 	g.complete(&r)

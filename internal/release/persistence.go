@@ -138,7 +138,9 @@ func (m *Manager) keepPersistence(ctx context.Context) {
 			if released || m.paused() {
 				continue
 			}
+			end := m.takeDriverForReset(ctx) // nvidia-smi opens GPUs.
 			err := m.turnOn(ctx, busID)
+			end()
 			if text := message(err); ctx.Err() == nil && text != failed[busID] {
 				failed[busID] = text
 				m.Logger.Warn("persistence mode of a GPU, off for a reset", "pci", busID, "error", err)

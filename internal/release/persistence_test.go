@@ -54,6 +54,8 @@ func (oldReleases) Save([]Release) error           { return nil }
 func (oldReleases) Pause([]string)                 {}
 func (oldReleases) Resume()                        {}
 func (oldReleases) KeepReleased(map[string]int)    {}
+func (oldReleases) OpensAll() bool                 { return false }
+func (oldReleases) ClosedFor() []string            { return nil }
 func (oldReleases) Status() []nodereport.GPULayout { return nil }
 func (oldReleases) Release(context.Context, string) (int, error) {
 	return 0, nil

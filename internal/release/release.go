@@ -5,19 +5,14 @@ package release
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/http"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/virgate/virgate/internal/decide"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
@@ -60,48 +55,15 @@ const (
 	Restored State = "restored"
 )
 
-// Pause is a label of the Node by which another program asks for all GPUs to be closed. The zero
-// Pause is no pause.
-type Pause struct{ Label, Value string }
-
-// Any reports whether there is a pause.
-func (p Pause) Any() bool { return p != Pause{} }
-
-// ForDriverUpgrade reports whether the GPU Operator pauses the node to replace the driver.
-func (p Pause) ForDriverUpgrade() bool { return strings.Contains(p.Value, "paused-for-driver-upgrade") }
-
-// kind finds the purpose of the pause in the label's value, which may begin with other text.
-func (p Pause) kind() (reason, who string) {
-	switch {
-	case p.ForDriverUpgrade():
-		return "PausedForDriverUpgrade", "the GPU Operator replaces the driver"
-	case strings.Contains(p.Value, "paused-for-mig-change"):
-		return "PausedForMIGChange", "mig-manager changes MIG layouts"
-	}
-	return "Paused", "another program needs them"
-}
-
-// Reason is the reason in the Node's condition.
-func (p Pause) Reason() string {
-	reason, _ := p.kind()
-	return reason
-}
-
-// Text explains why nothing is offered during the pause.
-func (p Pause) Text() string {
-	_, who := p.kind()
-	return fmt.Sprintf("no GPU is offered while %s: the Node's label %s is %s", who, p.Label, p.Value)
-}
-
-// unknownPause is the text for a pause of the last run before the Node has been read.
-const unknownPause = "no GPU is offered: a label of the Node paused the last run, and it is not known whether " +
-	"that is over"
-
 // Releaser closes GPUs, by UUID, and takes them back; see nvml.Node.
 type Releaser interface {
 	Pause(gpus []string)
 	Resume()
 	KeepReleased(driverIndexes map[string]int)
+	// OpensAll reports whether the driver opens all GPUs at once: none is read while one is released.
+	// ClosedFor returns the released GPUs then.
+	OpensAll() bool
+	ClosedFor() []string
 	Release(ctx context.Context, gpu string) (driverIndex int, err error)
 	Restore(ctx context.Context, gpu string, wasReset bool) error
 }
@@ -179,6 +141,8 @@ type Manager struct {
 	off     []PersistenceOff
 	// wake has room for one signal to Run that there is a new release.
 	wake chan struct{}
+	// driver has room for what takeDriver lets begin.
+	driver chan struct{}
 }
 
 type release struct {
@@ -186,6 +150,9 @@ type release struct {
 	// running is true once it has its goroutine, which wake signals changes to.
 	running bool
 	wake    chan struct{}
+	// closing is true from the moment when nothing else may begin that needs a driver that opens all
+	// GPUs at once.
+	closing bool
 	// stopRestoring cancels Restore while that runs; otherwise it is nil.
 	stopRestoring context.CancelFunc
 }
@@ -196,6 +163,7 @@ func New(options Options) *Manager {
 		Options: options,
 		gpus:    map[string]*release{},
 		wake:    make(chan struct{}, 1),
+		driver:  make(chan struct{}, 1),
 	}
 }
 
@@ -246,27 +214,6 @@ func (m *Manager) Load(ctx context.Context) (closed bool) {
 		m.keepLater() // So that no later run takes the pause for a continuing one.
 	}
 	return paused && m.pauseDriver(used)
-}
-
-// pauseDriver makes the driver close as a whole once the last GPU is released. Before the GPUs are
-// read, it uses those that the last run had released; without any, the driver is closed at once. If
-// a GPU is in use at that time, it does nothing and returns false, because the devices must be
-// withdrawn first. It requires the lock.
-func (m *Manager) pauseDriver(used bool) bool {
-	var gpus []string
-	for _, gpu := range m.GPUs() {
-		if gpu.DriverIndex != sharing.NotListed {
-			gpus = append(gpus, gpu.UUID)
-		}
-	}
-	if gpus == nil && used {
-		return false
-	}
-	if gpus == nil {
-		gpus = slices.Collect(maps.Keys(m.gpus))
-	}
-	m.Releaser.Pause(gpus)
-	return true
 }
 
 // Run runs the releases until ctx ends.
@@ -427,6 +374,7 @@ func (m *Manager) run(ctx context.Context, r *release) {
 		case pause <= 0:
 			// It is opened from now on, so a request for it has to wait meanwhile.
 			m.set(r, func(r *Release) { r.State, r.Waits = Waiting, nil })
+			m.setClosing(r, false)
 			err := m.restoreGPU(ctx, r, now)
 			if ctx.Err() != nil {
 				return
@@ -439,6 +387,7 @@ func (m *Manager) run(ctx context.Context, r *release) {
 					r.WasReset, r.Problem = false, ""
 				default:
 					r.State, again = Restored, false
+					r.Waits = nil
 				}
 			})
 			if again {
@@ -450,10 +399,15 @@ func (m *Manager) run(ctx context.Context, r *release) {
 		case now.State == Waiting:
 			next := lookInterval
 			index, waits := now.DriverIndex, m.waits(ctx, now.GPU)
+			m.setClosing(r, len(waits) == 0)
+			if len(waits) == 0 {
+				waits = m.changesElsewhere(now.GPU)
+			}
 			if len(waits) == 0 {
 				var err error
 				index, err = m.Releaser.Release(ctx, now.GPU)
 				if err != nil {
+					m.setClosing(r, false)
 					waits = []string{err.Error()}
 					failures++
 					next = tryPause(failures)
@@ -475,7 +429,9 @@ func (m *Manager) run(ctx context.Context, r *release) {
 				r.Waits = waits
 			})
 		case now.Reset && !m.paused():
+			end := m.takeDriverForReset(ctx)
 			wasReset, err := m.resetGPU(ctx, now)
+			end()
 			if !wasReset && err != nil && ctx.Err() != nil {
 				return // The next run resets it.
 			}
@@ -516,6 +472,13 @@ func (m *Manager) restoreGPU(ctx context.Context, r *release, now Release) error
 	if m.paused() {
 		return context.Canceled
 	}
+	end, err := m.takeDriver(ctx, func() {
+		m.set(r, func(r *Release) { r.Waits = []string{"the reset of another GPU, or that it is taken back"} })
+	})
+	if err != nil {
+		return err
+	}
+	defer end()
 	return m.Releaser.Restore(ctx, now.GPU, now.WasReset)
 }
 
@@ -542,41 +505,6 @@ func (m *Manager) waits(ctx context.Context, gpu string) []string {
 		}
 	}
 	return waits
-}
-
-// maxRelease is the longest time of a release, so that a forgotten GPU comes back.
-const maxRelease = 24 * time.Hour
-
-// begin releases the selected GPU for that long. A release under way gets the new time, counted
-// from now.
-func (m *Manager) begin(selector sharing.Selector, length time.Duration, reset bool) (Release, error) {
-	gpu, err := m.selectGPU(selector)
-	pause, _ := m.Paused()
-	switch {
-	case err != nil:
-		return Release{}, err
-	case reset && m.Reset == nil:
-		return Release{}, errors.New(decide.MayNotReset)
-	case reset && pause.Any():
-		return Release{}, errors.New(pause.Text())
-	case length <= 0 || length > maxRelease:
-		return Release{}, fmt.Errorf("for: %s is not more than 0 and at most %s", length, maxRelease)
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	before := maps.Clone(m.gpus)
-	r := m.put(gpu)
-	last := r.Release
-	r.Until, r.Reset = time.Now().Add(length).Round(0), r.Reset || reset
-	r.Pause, r.Why = false, "" // From now on, it does not end with a pause.
-	if err := m.keep(); err != nil {
-		r.Release, m.gpus = last, before
-		notify(m.wake) // Replace what the store may have saved of it.
-		return Release{}, err
-	}
-	notify(r.wake)
-	notify(m.wake)
-	return r.Release, nil
 }
 
 // put returns the GPU's release under way, or a new one. It requires the lock.
@@ -644,168 +572,4 @@ func migResets(layouts []nodereport.GPULayout, releases []Release, now time.Time
 		}
 	}
 	return waiting, gpus
-}
-
-// pauseLimit is how long GPUs stay closed for a pause after a restart while it is unknown whether
-// the pause is over.
-const pauseLimit = time.Hour
-
-// followPause releases all GPUs during a pause, makes the driver close with the last one, and takes
-// them back afterwards. No release ends during a pause. again is true if it must check again soon.
-func (m *Manager) followPause(ctx context.Context) (again bool) {
-	another := false
-	defer func() {
-		if another {
-			m.Plan(ctx)
-		}
-	}()
-	pause, known := m.Paused()
-	used := pause.Any() && len(m.GPUs()) == 0 && m.Used(ctx)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case m.Releaser == nil:
-	case pause.Any():
-		m.inPause = true
-		another = m.releaseAll(pause)
-		for _, r := range m.gpus {
-			if r.stopRestoring != nil {
-				r.stopRestoring()
-			}
-		}
-		return !m.pauseDriver(used)
-	case known:
-		m.Releaser.Resume()
-		for _, r := range m.gpus {
-			ends := r.Pause && r.State != Restored
-			if ends {
-				r.Until = time.Now()
-			}
-			if ends || m.inPause { // Some waited for its end to be reset or taken back.
-				notify(r.wake)
-			}
-		}
-		m.inPause = false
-	}
-	return false
-}
-
-// releaseAll releases the GPUs for a pause, and reports whether some were already released for
-// another one. If the state file cannot be written, the pause continues: the label informs the next
-// run. It requires the lock.
-func (m *Manager) releaseAll(pause Pause) (another bool) {
-	changed := false
-	for _, gpu := range m.GPUs() {
-		r := m.gpus[gpu.UUID]
-		switch {
-		case gpu.DriverIndex == sharing.NotListed:
-			continue
-		case r == nil || r.State == Restored:
-		case r.Pause && r.Why != pause.Text():
-			another = true
-		default:
-			continue
-		}
-		r = m.put(gpu)
-		r.Pause = true
-		r.Why = pause.Text()
-		r.Until = time.Now().Add(pauseLimit).Round(0)
-		changed = true
-		notify(r.wake)
-	}
-	if changed {
-		m.keepLater()
-		m.Changed()
-	}
-	return another
-}
-
-// selectGPU returns the GPU that the selector names.
-func (m *Manager) selectGPU(selector sharing.Selector) (sharing.GPU, error) {
-	if !m.Serving() {
-		return sharing.GPU{}, errors.New("this Virgate does not serve the node: ask the one that does")
-	}
-	for _, gpu := range m.GPUs() {
-		if selector.MatchGPU(gpu) {
-			return gpu, nil
-		}
-		for _, p := range gpu.Partitions {
-			if selector.MatchPartition(gpu, p) {
-				return sharing.GPU{}, fmt.Errorf(
-					"%s is a partition: only a GPU as a whole can be released, which is %d",
-					selector, gpu.Index)
-			}
-		}
-	}
-	return sharing.GPU{}, fmt.Errorf("no such GPU: %s", selector)
-}
-
-// restore ends the release of the GPU that the selector names.
-func (m *Manager) restore(selector sharing.Selector) (Release, error) {
-	gpu, err := m.selectGPU(selector)
-	if err != nil {
-		return Release{}, err
-	}
-	pause, _ := m.Paused()
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	r := m.gpus[gpu.UUID]
-	switch {
-	case r == nil || r.State == Restored:
-		return Release{}, fmt.Errorf("GPU %d is not released", gpu.Index)
-	case pause.Any():
-		return Release{}, errors.New(pause.Text())
-	}
-	r.Until = time.Now()
-	notify(r.wake)
-	return r.Release, nil
-}
-
-// Handler serves the control socket. It answers with JSON:
-//
-//	GET /gpu           the releases of this run
-//	POST /gpu/release  with gpu=SELECTOR and for=DURATION, the Release
-//	POST /gpu/reset    with gpu=SELECTOR and for=DURATION, the Release
-//	POST /gpu/restore  with gpu=SELECTOR, the Release
-func (m *Manager) Handler() http.Handler {
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /gpu", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, m.List()) })
-	mux.HandleFunc("POST /gpu/{verb}", func(w http.ResponseWriter, r *http.Request) {
-		selector, err := sharing.ParseSelector(r.FormValue("gpu"))
-		if err != nil {
-			err = fmt.Errorf("gpu: %w", err)
-		}
-		var answer Release
-		switch verb := r.PathValue("verb"); {
-		case err != nil:
-		case verb == "restore":
-			answer, err = m.restore(selector)
-		case verb == "release" || verb == "reset":
-			var length time.Duration
-			length, err = time.ParseDuration(r.FormValue("for"))
-			if err != nil {
-				err = fmt.Errorf("for: expected a time such as 10m (got %q)", r.FormValue("for"))
-			} else {
-				answer, err = m.begin(selector, length, verb == "reset")
-			}
-		default:
-			http.NotFound(w, r)
-			return
-		}
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadRequest)
-			return
-		}
-		writeJSON(w, answer)
-	})
-	return mux
-}
-
-// writeJSON answers with the value, indented for people.
-func writeJSON(w http.ResponseWriter, value any) {
-	w.Header().Set("Content-Type", "application/json")
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(value)
 }

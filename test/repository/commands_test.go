@@ -51,7 +51,9 @@ func commands(text string) []command {
 					c.flags = append(c.flags, name[1])
 				}
 			}
-			found = append(found, c)
+			if said[1] == "" || len(c.words) > 0 { // Otherwise it is Helm's release of that name.
+				found = append(found, c)
+			}
 		}
 	}
 	return found

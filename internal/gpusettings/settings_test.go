@@ -101,7 +101,8 @@ func TestBlockedGPU(t *testing.T) {
 		d, begin := &fakeDriver{}, time.Now()
 		s := d.settings(func() bool { return false })
 		s.Blocked = func(string) string {
-			if past := time.Since(begin); past < time.Minute || past > time.Hour && past < 2*time.Hour {
+			past := time.Since(begin) //nolint:forbidigo // in a synctest bubble: the time is simulated
+			if past < time.Minute || past > time.Hour && past < 2*time.Hour {
 				return "GPU 1 is released"
 			}
 			return ""
@@ -109,7 +110,7 @@ func TestBlockedGPU(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
 		ran := make(chan error, 1)
 		go func() { ran <- s.Run(ctx) }()
-		defer func() { cancel(); <-ran }()
+		defer func() { cancel(); _ = <-ran }()
 		for _, step := range []struct {
 			after time.Duration
 			want  status.GPUSetting

@@ -23,14 +23,16 @@ func TestSignal(t *testing.T) {
 func TestSleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
-		if !Sleep(t.Context(), time.Minute) || time.Since(began) != time.Minute {
-			t.Errorf("slept for %s", time.Since(began))
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithDeadline(t.Context(), began.Add(time.Hour))
 		defer cancel()
-		began = time.Now()
-		if Sleep(ctx, time.Minute) || time.Since(began) != time.Second {
-			t.Errorf("slept for %s with a context of 1 s", time.Since(began))
+		for _, want := range []struct {
+			slept bool
+			at    time.Duration
+		}{{true, 40 * time.Minute}, {false, time.Hour}, {false, time.Hour}} {
+			slept, at := Sleep(ctx, 40*time.Minute), time.Now().Sub(began)
+			if slept != want.slept || at != want.at {
+				t.Errorf("slept: %t, until %s; want %t, until %s", slept, at, want.slept, want.at)
+			}
 		}
 	})
 }

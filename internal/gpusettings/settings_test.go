@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -108,9 +109,10 @@ func TestBlockedGPU(t *testing.T) {
 			return ""
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Hour)
-		ran := make(chan error, 1)
-		go func() { ran <- s.Run(ctx) }()
-		defer func() { cancel(); _ = <-ran }()
+		var running sync.WaitGroup
+		running.Go(func() { _ = s.Run(ctx) })
+		defer running.Wait()
+		defer cancel()
 		for _, step := range []struct {
 			after time.Duration
 			want  status.GPUSetting

@@ -47,7 +47,7 @@ demo: ## the whole program on a simulated node, in one process
 build: ## bin/virgate, or OUTPUT, stripped and reproducible
 	go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $(OUTPUT) ./cmd/virgate
 
-kubectl-virgate: ## bin/kubectl-virgate, or PLUGIN, for this machine or for GOOS and GOARCH: a program that people run
+kubectl-virgate: ## the plugin for kubectl as bin/kubectl-virgate, or PLUGIN, for this machine or GOOS and GOARCH
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $(PLUGIN) ./cmd/kubectl-virgate
 
 cross: # it compiles for each system that people run it on; linked it is for releases

@@ -54,7 +54,7 @@ func rolloutCommand() *cli.Command {
 			},
 		}, {
 			Name:      "resume",
-			Usage:     "goes on with a rollout that was paused, has stopped or whose driver is dead",
+			Usage:     "continues a rollout that was paused, has stopped, or whose program has ended",
 			ArgsUsage: "[ROLLOUT]",
 			Flags: []cli.Flag{
 				&cli.BoolFlag{

@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		ErrWriter: stderr,
 		Metadata: map[string]any{
 			"cluster": "use kubectl virgate, which is a program of its own",
-			"demo":    "use virgate-demo, which is a program of its own",
+			"demo":    "make demo in a clone of the repository runs virgate-demo",
 			"install": "the Helm chart installs Virgate",
 			"rollout": "use kubectl virgate rollout, which is a program of its own",
 		},

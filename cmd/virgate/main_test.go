@@ -47,7 +47,7 @@ func TestWords(t *testing.T) {
 		{"virgate cluster --kubeconfig a why -n x p", 2, "", `no command "cluster"; use kubectl virgate, which is a program of its own; see virgate --help`},
 		{"virgate help cluster", 2, "", `no help topic "cluster"; use kubectl virgate, which is a program of its own; see virgate --help`},
 		{"virgate rollout start new -l a", 2, "", `no command "rollout"; use kubectl virgate rollout, which is a program of its own; see virgate --help`},
-		{"virgate demo --serve", 2, "", `no command "demo"; use virgate-demo, which is a program of its own; see virgate --help`},
+		{"virgate demo --serve", 2, "", `no command "demo"; make demo in a clone of the repository runs virgate-demo; see virgate --help`},
 		{"virgate install", 2, "", `no command "install"; the Helm chart installs Virgate; see virgate --help`},
 		{"virgate Instal", 2, "", `no command "Instal"; the Helm chart installs Virgate; see virgate --help`},
 		{"virgate help install", 2, "", `no help topic "install"; the Helm chart installs Virgate; see virgate --help`},

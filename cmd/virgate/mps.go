@@ -93,23 +93,16 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 			if err != nil {
 				return command.Usage(err)
 			}
-			return superviseMPS(ctx, cmd, environment, config.Startup, log)
+			return superviseMPS(ctx, cmd, config.Startup, log)
 		},
 	}
 }
 
-func superviseMPS(
-	ctx context.Context,
-	cmd *cli.Command,
-	environment environment,
-	startup configs.StartupSettings,
-	log *slog.Logger,
-) error {
+func superviseMPS(ctx context.Context, cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) error {
 	gpus, err := openGPUs(cmd, startup, log)
 	if err != nil {
 		return err
 	}
-	addKernel(&gpus, cmd, startup, environment)
 	defer gpus.Close()
 	root := cmd.String("mps-root")
 	if err := mps.CheckRoot(root); err != nil {
@@ -129,7 +122,9 @@ func superviseMPS(
 	// NVIDIA's config-manager sends it when the profile changes. Ignore it: virgate run reports
 	// such changes.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
-	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log, Kernel: gpus.Kernel})
+	// Without the Kernel, only look-ups of released GPUs are refused, even if Init opens all GPUs: a
+	// daemon that ends must be able to restore its GPU's compute mode although another one is released.
+	node := nvml.NewNode(gpus.Library, nvml.Options{Logger: log})
 	mismatch := lastingMismatch{found: make(chan error, 1)}
 	return mps.Run(ctx, mps.Options{
 		Root:   root,

@@ -54,17 +54,6 @@ func worldFlag() cli.Flag {
 	return &cli.StringFlag{Name: simnode.WorldFlag, Usage: simnode.WorldUsage}
 }
 
-// addKernel adds the machine's kernel to real GPUs; simulated ones have their own.
-func addKernel(gpus *daemon.GPUs, cmd *cli.Command, startup configs.StartupSettings, environment environment) {
-	if node := cmd.String("node"); node != "auto" && node != "nvml" {
-		return
-	}
-	visible, _ := environment("NVIDIA_VISIBLE_DEVICES")
-	options := driverOptions(startup)
-	options.HostRoot = cmd.String("host-root")
-	gpus.Kernel = driver.Kernel{Options: options, VisibleDevices: visible}
-}
-
 // openGPUs returns the node's GPUs according to --node, --record and the settings of the driver,
 // with deadlines for driver calls. It does not call the driver yet.
 func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) (daemon.GPUs, error) {

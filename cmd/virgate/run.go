@@ -22,6 +22,7 @@ import (
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/mps"
+	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/plugin"
 )
 
@@ -181,7 +182,12 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		AllowReset:      cmd.Bool("allow-gpu-reset"),
 		GPUs: func(startup configs.StartupSettings) (daemon.GPUs, error) {
 			gpus, err := openGPUs(cmd, startup, log)
-			addKernel(&gpus, cmd, startup, environment)
+			if node := cmd.String("node"); node == "auto" || node == "nvml" {
+				visible, _ := environment("NVIDIA_VISIBLE_DEVICES")
+				options := driverOptions(startup)
+				options.HostRoot = cmd.String("host-root")
+				gpus.Kernel = driver.Kernel{Options: options, VisibleDevices: visible}
+			}
 			return gpus, err
 		},
 	}

@@ -305,30 +305,29 @@ func (a *agent) usersOf(ctx context.Context, gpu string) (users []string) {
 	for _, pid := range pids {
 		users = append(users, fmt.Sprintf("process %d", pid))
 	}
-	if errors.Is(err, sharing.ErrReleased) { // After another error, a release may be the way to repair the GPU.
-		users = append(users, a.programsOn(gpu)...)
+	// After another error, a release may be the way to repair the GPU.
+	if len(users) == 0 && errors.Is(err, sharing.ErrReleased) {
+		users = a.programsOn(gpu)
 	}
 	return users
 }
 
-// programsOn returns the programs that have the GPU open, or why they are unknown, while the driver
-// cannot list its processes because of another GPU.
+// programsOn returns the programs that have the GPU open, while the driver cannot list its processes
+// because another GPU is released. Like the driver's list, it leaves out the ones that watch GPUs.
+// Without the right to see other programs it returns none: pods and claims alone count then.
 func (a *agent) programsOn(gpu string) (users []string) {
-	why := a.releases.Blocked(gpu)
-	if why == "" {
-		return nil
-	}
 	gpus := a.state.Load().gpus
 	i := slices.IndexFunc(gpus, func(g sharing.GPU) bool { return g.UUID == gpu })
-	if a.Programs == nil || i < 0 || gpus[i].Minor < 0 {
-		return []string{"its processes, which cannot be listed: " + why}
+	if a.Programs == nil || i < 0 || gpus[i].Minor < 0 || a.releases.Blocked(gpu) == "" {
+		return nil
 	}
-	programs, err := a.Programs(gpus[i].Minor)
+	programs, _ := a.Programs(gpus[i].Minor)
 	for _, program := range programs {
-		users = append(users, "the program "+program)
-	}
-	if err != nil && users == nil {
-		return []string{"its processes, which cannot be listed: " + why + "; " + err.Error()}
+		watches := slices.ContainsFunc([]string{"nv-hostengine", "dcgm", "nvidia-persiste"}, // The kernel cuts names.
+			func(name string) bool { return strings.HasPrefix(program, name) })
+		if !watches {
+			users = append(users, "the program "+program)
+		}
 	}
 	return users
 }

@@ -419,7 +419,7 @@ func TestSecondRelease(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{opensAll: true}
 	var mu sync.Mutex
-	programs := []string{"python (PID 812)"}
+	programs := []string{"nvidia-persiste (PID 7)", "python (PID 812)"}
 	r := newRig(t, func(r *rig) {
 		r.options.Kubelet = r.sight
 		r.options.Releases = release.Driver{Releaser: f, Store: f}
@@ -452,9 +452,9 @@ func TestSecondRelease(t *testing.T) {
 		return slices.Equal(r.Waits, []string{"the program python (PID 812)"})
 	})
 	mu.Lock()
-	programs = nil
+	programs = programs[:1]
 	mu.Unlock()
-	second("when it has ended", in(release.Released))
+	second("when it has ended, though a daemon watches the GPU", in(release.Released))
 }
 
 // TestReleaseHolders holds who is named: pods, and processes that the driver lists.

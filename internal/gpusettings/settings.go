@@ -286,6 +286,7 @@ func (s *Settings) settle(ctx context.Context, gpus []sharing.GPU, wanted map[st
 				Reason: "the GPU is released, faulty, partitioned or still shared by MPS",
 			})
 		case s.blocked(id) != "":
+			delete(s.failed, id)
 			list = eachSetting(want, status.GPUSetting{State: status.SettingApplied})
 			if !slices.Equal(list, last[id]) { // Otherwise it was made before.
 				list = eachSetting(want, status.GPUSetting{State: status.SettingWaiting, Reason: s.blocked(id)})

@@ -414,7 +414,7 @@ func (r *Reconciler) look(
 	}
 	if why := r.Blocked(gpu.UUID); why != "" && (begun || r.wanted.Manage && r.wanted.Name != "") {
 		g.last = nil
-		if begun || g.status.State != nodereport.LayoutApplied {
+		if begun || g.status.State == "" || g.status.State == nodereport.LayoutPending {
 			r.progress.report(g, nodereport.LayoutPending, "waits: "+why)
 		}
 		return nil, recheckInterval

@@ -440,7 +440,6 @@ func (n *Node) KeepReleased(gpus map[string]int) {
 func (n *Node) SetReleased(ctx context.Context, gpus map[string]int) {
 	g := n.gate
 	g.mu.Lock()
-	g.mustRead = 0 // Nothing is read at the start.
 	clear(g.released)
 	maps.Copy(g.released, gpus)
 	open := slices.ContainsFunc(slices.Collect(maps.Values(gpus)), g.isOpen)

@@ -52,26 +52,27 @@ func (m *Manager) changesElsewhere(gpu string) (waits []string) {
 	return waits
 }
 
-// takeDriver waits until no other GPU is being reset or taken back, if this driver opens all GPUs at
-// once: it refuses to reset a GPU that is open. It calls wait if it has to. The caller must call
-// end. The error means that ctx ended.
-func (m *Manager) takeDriver(ctx context.Context, wait func()) (end func(), err error) {
+// The turns of the driver that a GPU takes to be taken back, which several may be together, and to
+// be reset.
+const (
+	turnToRestore = 1
+	turnToReset   = 1 << 20
+)
+
+// takeDriver waits until no other GPU is being reset, nor taken back if this one is to be reset, if
+// this driver opens all GPUs at once: it refuses to reset a GPU that is open. It calls wait if it has
+// to. The caller must call end. The error means that ctx ended.
+func (m *Manager) takeDriver(ctx context.Context, turn int64, wait func()) (end func(), err error) {
 	if !m.Releaser.OpensAll() {
 		return func() {}, nil
 	}
-	end = func() { <-m.driver }
-	select {
-	case m.driver <- struct{}{}:
-		return end, nil
-	default:
+	if !m.driver.TryAcquire(turn) {
 		wait()
+		if err := m.driver.Acquire(ctx, turn); err != nil {
+			return nil, err
+		}
 	}
-	select {
-	case m.driver <- struct{}{}:
-		return end, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
+	return func() { m.driver.Release(turn) }, nil
 }
 
 // resetPatience limits how long a reset waits for another GPU to be taken back, which may need it.
@@ -82,7 +83,7 @@ const resetPatience = time.Minute
 func (m *Manager) takeDriverForReset(ctx context.Context) (end func()) {
 	ctx, cancel := context.WithTimeout(ctx, resetPatience)
 	defer cancel()
-	end, err := m.takeDriver(ctx, func() {})
+	end, err := m.takeDriver(ctx, turnToReset, func() {})
 	if err != nil {
 		return func() {}
 	}

@@ -2,6 +2,7 @@ package release_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -31,6 +32,8 @@ type rig struct {
 	t        *testing.T
 	sim      *simnode.Node
 	changing changingGPU
+	paused   atomic.Bool
+	resets   atomic.Int64
 }
 
 func start(t *testing.T, world string) *rig {
@@ -45,6 +48,7 @@ func start(t *testing.T, world string) *rig {
 	node := nvml.NewNode(sim, nvml.Options{Kernel: sim})
 	r := &rig{t: t, sim: sim}
 	reset := func(_ context.Context, busID string) error {
+		r.resets.Add(1)
 		<-time.After(time.Minute) //nolint:forbidigo // In a bubble.
 		return sim.ResetGPU(busID)
 	}
@@ -53,7 +57,12 @@ func start(t *testing.T, world string) *rig {
 		GPUs: func() []sharing.GPU { gpus, _ := node.Inventory(); return gpus }, Serving: func() bool { return true },
 		Users: func(context.Context, string) []string { return nil }, Used: func(context.Context) bool { return false },
 		MPS: func(string) bool { return false }, MIGReset: func() bool { return false },
-		Paused:  func() (release.Pause, bool) { return release.Pause{}, true },
+		Paused: func() (release.Pause, bool) {
+			if r.paused.Load() {
+				return release.Pause{Label: "deploy.device-plugin", Value: "paused-for-driver-upgrade"}, true
+			}
+			return release.Pause{}, true
+		},
 		Changed: func() {}, Plan: func(context.Context) {}, Logger: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -167,4 +176,54 @@ func TestTakeBackAndResets(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestTakenBackTogether holds that GPUs whose releases end together are read together, in two sessions at most and
+// not in one for each.
+func TestTakenBackTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, "")
+		for _, path := range []string{"release?for=1h&", "restore?"} {
+			before := r.sim.Calls("Init")
+			for gpu := range 3 {
+				r.ask(fmt.Sprintf("/gpu/%sgpu=%d", path, gpu))
+			}
+			r.pass(time.Minute)
+			if opened := r.sim.Calls("Init") - before; strings.HasPrefix(path, "restore") && opened > 2 {
+				t.Errorf("the driver was opened %d times", opened)
+			}
+		}
+		for gpu := range 3 {
+			if now := r.of(gpu); now.State != release.Restored {
+				t.Errorf("%+v", now)
+			}
+		}
+	})
+}
+
+// TestNoResetAsAPauseBegins holds that a reset which waits for another GPU waits for a pause as well that begins then.
+func TestNoResetAsAPauseBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := start(t, "")
+		r.ask("/gpu/release?gpu=1&for=1h")
+		r.ask("/gpu/release?gpu=2&for=1h")
+		r.pass(5 * time.Second)
+		r.sim.InjectFault("Init", simnode.Fault{Delay: 45 * time.Second, Times: 1})
+		r.ask("/gpu/restore?gpu=1")
+		r.pass(5 * time.Second)
+		r.ask("/gpu/reset?gpu=2&for=1h")
+		r.pass(5 * time.Second)
+		r.paused.Store(true)
+		r.Wake()
+		r.pass(2 * time.Minute)
+		if r.resets.Load() != 0 {
+			t.Error("a GPU was reset in the pause")
+		}
+		r.paused.Store(false)
+		r.Wake()
+		r.pass(3 * time.Minute)
+		if now := r.of(2); r.resets.Load() != 1 || !now.WasReset || now.Problem != "" {
+			t.Errorf("%d resets after the pause, %+v", r.resets.Load(), now)
+		}
+	})
 }

@@ -139,6 +139,10 @@ func (m *Manager) keepPersistence(ctx context.Context) {
 				continue
 			}
 			end := m.takeDriverForReset(ctx) // nvidia-smi opens GPUs.
+			if m.paused() {                  // It may have begun during the wait.
+				end()
+				continue
+			}
 			err := m.turnOn(ctx, busID)
 			end()
 			if text := message(err); ctx.Err() == nil && text != failed[busID] {

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/units"
 	"github.com/virgate/virgate/sharing"
@@ -141,8 +143,8 @@ type Manager struct {
 	off     []PersistenceOff
 	// wake has room for one signal to Run that there is a new release.
 	wake chan struct{}
-	// driver has room for what takeDriver lets begin.
-	driver chan struct{}
+	// driver has the turns that takeDriver takes.
+	driver *semaphore.Weighted
 }
 
 type release struct {
@@ -163,7 +165,7 @@ func New(options Options) *Manager {
 		Options: options,
 		gpus:    map[string]*release{},
 		wake:    make(chan struct{}, 1),
-		driver:  make(chan struct{}, 1),
+		driver:  semaphore.NewWeighted(turnToReset),
 	}
 }
 
@@ -430,6 +432,13 @@ func (m *Manager) run(ctx context.Context, r *release) {
 			})
 		case now.Reset && !m.paused():
 			end := m.takeDriverForReset(ctx)
+			m.mu.Lock()
+			over := time.Until(r.Until) <= 0 // The release may have ended during the wait.
+			m.mu.Unlock()
+			if over || m.paused() || ctx.Err() != nil {
+				end()
+				continue
+			}
 			wasReset, err := m.resetGPU(ctx, now)
 			end()
 			if !wasReset && err != nil && ctx.Err() != nil {
@@ -472,8 +481,8 @@ func (m *Manager) restoreGPU(ctx context.Context, r *release, now Release) error
 	if m.paused() {
 		return context.Canceled
 	}
-	end, err := m.takeDriver(ctx, func() {
-		m.set(r, func(r *Release) { r.Waits = []string{"the reset of another GPU, or that it is taken back"} })
+	end, err := m.takeDriver(ctx, turnToRestore, func() {
+		m.set(r, func(r *Release) { r.Waits = []string{"the reset of another GPU"} })
 	})
 	if err != nil {
 		return err

@@ -87,7 +87,7 @@ func TestWords(t *testing.T) {
 			total += words
 		}
 	}
-	if most := 46_500; total > most {
+	if most := 45_000; total > most {
 		t.Errorf("README and docs have %d words, more than %d", total, most)
 	}
 }

@@ -22,7 +22,8 @@ func clusterWhyCommand(environment command.Environment) *cli.Command {
 		Usage:           "says why a pod waits for a GPU",
 		ArgsUsage:       "POD",
 		HideHelpCommand: true, // A pod may be named help or h.
-		Description: "Names the nodes that do not take POD of --namespace, or NAMESPACE/POD, the causes, and what would help.\n\n" +
+		Description: "Names the nodes that do not take POD of --namespace, or NAMESPACE/POD, the causes, and what " +
+			"would help.\n\n" +
 			"Example: kubectl virgate why -n research training-0",
 		Flags: []cli.Flag{&cli.StringFlag{
 			Name:    "namespace",

@@ -286,7 +286,7 @@ func paint(lines string, colours bool) string {
 // prints one for each rule.
 func (t *text) clusterNodes(v cluster.View, wide bool) {
 	header := []any{
-		"NODE", "WANTED", "APPLIED", "STATE", "GPUS", "RESOURCE", "ALLOCATABLE", "HELD", "FREE", "ILL", "LAYOUT",
+		"NODE", "WANTED", "APPLIED", "STATE", "GPUS", "RESOURCE", "ALLOCATABLE", "HELD", "FREE", "UNHEALTHY", "LAYOUT",
 	}
 	if len(v.Rules) > 0 {
 		header = slices.Insert(header, 2, any("BY"))

@@ -55,8 +55,8 @@ func kubeconfigOf(t *testing.T, url string) (kubeconfig string) {
 func TestCluster(t *testing.T) {
 	kubeconfig := clusterAPI(t)
 	const nodes = "" +
-		"NODE  WANTED  APPLIED  STATE      GPUS  RESOURCE        ALLOCATABLE  HELD  FREE  ILL  LAYOUT  NOTE\n" +
-		"n1    b       a        switching  2     nvidia.com/gpu  6            2     4     2    -       status not read: no pod of Virgate is ready there in the namespace virgate\n"
+		"NODE  WANTED  APPLIED  STATE      GPUS  RESOURCE        ALLOCATABLE  HELD  FREE  UNHEALTHY  LAYOUT  NOTE\n" +
+		"n1    b       a        switching  2     nvidia.com/gpu  6            2     4     2          -       status not read: no pod of Virgate is ready there in the namespace virgate\n"
 	for _, test := range []struct{ name, words, want string }{
 		{"all", "", nodes},
 		{"nodes", "nodes", nodes},
@@ -126,9 +126,9 @@ func TestClusterRules(t *testing.T) {
 	}))
 	defer server.Close()
 	const want = "" +
-		"NODE  WANTED  BY       APPLIED  STATE    GPUS  RESOURCE  ALLOCATABLE  HELD  FREE  ILL  LAYOUT  NOTE\n" +
-		"n1    four    rule 2   four     applied  ?     -         -            -     -     -    -       \n" +
-		"n2    two     default  two      pending  ?     -         -            -     -     -    -       \n" +
+		"NODE  WANTED  BY       APPLIED  STATE    GPUS  RESOURCE  ALLOCATABLE  HELD  FREE  UNHEALTHY  LAYOUT  NOTE\n" +
+		"n1    four    rule 2   four     applied  ?     -         -            -     -     -          -       \n" +
+		"n2    two     default  two      pending  ?     -         -            -     -     -          -       \n" +
 		"\n" +
 		"CHOSEN BY                                    PROFILE  NODES  APPLIED  REJECTED  DELAYED  LIST  WHY REJECTED\n" +
 		"rule 2 of ConfigMap gpu/p                    four     1      1        0         0        0123  -\n" +

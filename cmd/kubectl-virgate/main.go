@@ -69,8 +69,7 @@ func connectionFlags() []cli.Flag {
 	}
 }
 
-// withoutCluster removes the word cluster from the command line: kubectl virgate cluster why is kubectl virgate why,
-// as these commands were of virgate cluster before.
+// withoutCluster removes the word cluster, so that the old spelling kubectl virgate cluster why still works.
 func withoutCluster(args []string) []string {
 	if len(args) > 1 && args[1] == "cluster" {
 		return slices.Delete(slices.Clone(args), 1, 2)

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestWords checks what becomes of the words of a command line: which help or version they show,
-// and what is said of those that nothing has.
+// TestWords checks which help or version the words of a command line show, and the errors for
+// unknown words.
 func TestWords(t *testing.T) {
 	t.Setenv("KUBECONFIG", "/none/kubeconfig")
 	t.Setenv("KUBERNETES_SERVICE_HOST", "")

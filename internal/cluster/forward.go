@@ -154,7 +154,7 @@ func (f *forwarded) Write(data []byte) (int, error) { return f.data.Write(data) 
 func (f *forwarded) Close() error {
 	f.stop()
 	err := f.tunnel.Close()
-	_, _ = f.data.Reset(), f.failures.Reset() // Otherwise Serve waits for a reader of what is left.
+	_, _ = f.data.Reset(), f.failures.Reset() // Otherwise Serve waits until the rest is read.
 	f.serving.Wait()
 	return err
 }

@@ -1,6 +1,6 @@
-// Package command has what the command lines of Virgate's programs have in common: their help, what
-// is said of a wrong command line, exit codes, and output as tables, text and JSON. What a program
-// does is in its package below cmd.
+// Package command has what the command lines of Virgate's programs have in common: help, errors
+// about wrong words and flags, exit codes, and output as tables, text and JSON. What a program does is
+// in its package below cmd.
 package command
 
 import (
@@ -71,8 +71,8 @@ func Run(ctx context.Context, root *cli.Command, args []string) int {
 	return 1
 }
 
-// elsewhere returns the first word of the command line if the root's Metadata has it. Its flags,
-// which the root does not have, must not be what is reported.
+// elsewhere returns the first word of the command line if the root's Metadata has it. It is checked
+// before the flags, so that the error names the word and not a flag that the root does not have.
 func elsewhere(root *cli.Command, args []string) string {
 	if len(args) > 1 && root.Metadata[args[1]] != nil {
 		return args[1]

@@ -49,8 +49,8 @@ func (c *cluster) operate(t *testing.T, plugin *v1.Pod, says string, verb ...str
 	}
 }
 
-// testWhy has pods wait for each cause that kubectl virgate why knows, but DRA, of which testDRA has
-// one. The answer names the cause, what it waits for, and the way out.
+// testWhy makes pods wait for each cause that kubectl virgate why knows; testDRA does so for DRA. The
+// answer names the cause, what it waits for, and the way out.
 func testWhy(t *testing.T, c *cluster) {
 	const renamed = shared + ".shared"
 	c.install(t, "node=sim:t4x2", fourShares, "--probe=2s")

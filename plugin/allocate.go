@@ -44,7 +44,7 @@ func (g *generation) grant(
 			return nil, false, refusef(NotReady, codes.Unavailable, "%s: device %s must not be used: %s", name, e.ID,
 				reason)
 		}
-		if e.Closed {
+		if e.RefusesAllocate {
 			return nil, false, closedDevice(name, e.ID)
 		}
 		if of := e.Mode.Shares; of > 0 {

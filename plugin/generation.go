@@ -40,7 +40,7 @@ type grantTerms struct {
 // deviceUse has times in Unix nanoseconds, 0 for never: when Allocate last granted the device, when
 // GetPreferredAllocation last chose it, since when it is refused (closed), and since when a Whole
 // device is granted as a time-slice (shared).
-type deviceUse struct{ granted, preferred, closed, shared atomic.Int64 }
+type deviceUse struct{ granted, preferred, refused, shared atomic.Int64 }
 
 // newGeneration returns the generation that follows previous, which may be nil. If the devices are
 // the same, streams have nothing to send and keep waiting.
@@ -87,8 +87,8 @@ func newGeneration(
 			record, fresh = &fresh[0], fresh[1:]
 		}
 		g.uses[i] = record
-		if !e.Closed {
-			record.closed.Store(0)
+		if !e.RefusesAllocate {
+			record.refused.Store(0)
 		}
 		if !e.Whole {
 			record.shared.Store(0)
@@ -167,7 +167,7 @@ func (g *generation) rpcState(into RPCState) {
 		id := g.list.Entries[i].ID
 		note(into.Granted, id, use.granted.Load())
 		note(into.Preferred, id, use.preferred.Load())
-		note(into.Closed, id, use.closed.Load())
+		note(into.Refused, id, use.refused.Load())
 		note(into.Shared, id, use.shared.Load())
 	}
 }

@@ -141,7 +141,7 @@ func TestNextGrowthOfWhatLeaves(t *testing.T) {
 	w.step(planOf(nil, "x=2:A"))
 	w.now = w.now.Add(time.Millisecond)
 	w.step(planOf(nil, "gpu=2:A"))
-	if e := w.lists["gpu"].Entries[0]; e.Closed || e.Vacated || !e.Since.IsZero() {
+	if e := w.lists["gpu"].Entries[0]; e.RefusesAllocate || e.Unused || !e.Since.IsZero() {
 		t.Errorf("%+v, and the kubelet was not given the list", e)
 	}
 	w.unsent = false
@@ -154,9 +154,9 @@ func TestNextGrowthOfWhatLeaves(t *testing.T) {
 func TestNextGrowthAfterAnOlderVersion(t *testing.T) {
 	w := newWorld(t)
 	listed := func(id string, phase Phase) Entry {
-		return Entry{Device: sharing.Device{ID: id, Unit: "A", NUMANode: -1, Healthy: phase != Retiring}, Mode: sharing.ModeOf(id), Phase: phase}
+		return Entry{Device: sharing.Device{ID: id, Unit: "A", NUMANode: -1, Healthy: phase != Removing}, Mode: sharing.ModeOf(id), Phase: phase}
 	}
-	w.lists = Lists{"gpu": {Entries: []Entry{listed("A", Retiring), listed("A::0", Offered), listed("A::1", Offered)}}}
+	w.lists = Lists{"gpu": {Entries: []Entry{listed("A", Removing), listed("A::0", Offered), listed("A::1", Offered)}}}
 	w.held.add("gpu", "A::1")
 	w.lost = true
 	w.look()
@@ -192,7 +192,7 @@ func TestGrantedBeforeGrowth(t *testing.T) {
 		if _, err := (service{server: s}).Allocate(t.Context(), request); err != nil {
 			t.Fatal(err)
 		}
-		calls := RPCState{Granted: DeviceTimes{}, Preferred: DeviceTimes{}, Closed: DeviceTimes{}, Shared: DeviceTimes{}}
+		calls := RPCState{Granted: DeviceTimes{}, Preferred: DeviceTimes{}, Refused: DeviceTimes{}, Shared: DeviceTimes{}}
 		s.current.Load().rpcState(calls)
 		if in := (inputs{rpc: calls}); in.isShare("gpu", "A") != want {
 			t.Errorf("is it a share: %t; granted at %v, shared since %v", !want, calls.Granted["gpu"]["A"], calls.Shared["gpu"]["A"])
@@ -280,7 +280,7 @@ func TestGrowthIsSaved(t *testing.T) {
 	saved := Entry{Device: sharing.Device{ID: "A", Unit: "A"}, Phase: Offered, Mode: sharing.Exclusive}
 	list := func(e Entry) Lists { return Lists{"gpu": {Entries: []Entry{e}}} }
 	for name, change := range map[string]func(*Entry){
-		"phase": func(e *Entry) { e.Phase = Closing },
+		"phase": func(e *Entry) { e.Phase = HeldSurplus },
 		"mode":  func(e *Entry) { e.Mode = sharing.TimeSliced },
 		"whole": func(e *Entry) { e.Whole = true },
 	} {

@@ -64,10 +64,10 @@ type KubeletSnapshot struct {
 	HeldKnown, AppliedKnown bool
 }
 
-// unseen reports whether a device granted at that time may be held by a pod that no reading has
+// pendingGrant reports whether a device granted at that time may be held by a pod that no reading has
 // shown yet. A pod that was seen and is gone delays nothing. A pod that was never seen may have
 // failed to start; its grant counts until the delay has passed.
-func (k KubeletSnapshot) unseen(resource, id string, granted time.Time, delay time.Duration) bool {
+func (k KubeletSnapshot) pendingGrant(resource, id string, granted time.Time, delay time.Duration) bool {
 	switch {
 	case granted.IsZero():
 		return false
@@ -77,10 +77,10 @@ func (k KubeletSnapshot) unseen(resource, id string, granted time.Time, delay ti
 	return granted.After(k.HeldAt.Add(-delay)) && !k.SeenHeld[resource][id].After(granted)
 }
 
-func (k KubeletSnapshot) unseenAny(granted DeviceTimes, delay time.Duration) bool {
+func (k KubeletSnapshot) pendingGrants(granted DeviceTimes, delay time.Duration) bool {
 	for resource, devices := range granted {
 		for id, at := range devices {
-			if k.unseen(resource, id, at, delay) {
+			if k.pendingGrant(resource, id, at, delay) {
 				return true
 			}
 		}
@@ -88,8 +88,8 @@ func (k KubeletSnapshot) unseenAny(granted DeviceTimes, delay time.Duration) boo
 	return false
 }
 
-// seeHeld records when devices were seen held, and forgets times too old to matter for any grant.
-func (k *KubeletSnapshot) seeHeld(last DeviceTimes, remember time.Duration) {
+// observeHeld records when devices were seen held, and forgets times too old to matter for any grant.
+func (k *KubeletSnapshot) observeHeld(last DeviceTimes, remember time.Duration) {
 	k.SeenHeld = DeviceTimes{}
 	for resource, ids := range last {
 		for id, at := range ids {
@@ -155,7 +155,7 @@ func readKubelet(
 					}
 				}
 			}
-			next.seeHeld(last.SeenHeld, remember)
+			next.observeHeld(last.SeenHeld, remember)
 		}
 	}
 	return next, cmp.Or(heldErr, appliedErr)

@@ -201,7 +201,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			asked = reading{}
 		case <-m.listed:
 		case <-m.grants:
-			if r.unseenGrants {
+			if r.pendingGrants {
 				continue
 			}
 			granted = true
@@ -222,7 +222,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			continue
 		}
 		if granted {
-			r.unseenGrants = true // A grant changes no list; its holder is read later.
+			r.pendingGrants = true // A grant changes no list; its holder is read later.
 		} else {
 			r.step(plan)
 		}
@@ -303,7 +303,7 @@ func (m *Manager) Withdrawn(units ...string) bool {
 	}
 	lists := func(g *generation) bool {
 		return slices.ContainsFunc(g.list.Entries, func(e Entry) bool {
-			return !e.Vacated && slices.Contains(units, e.Unit)
+			return !e.Unused && slices.Contains(units, e.Unit)
 		})
 	}
 	for _, s := range serving.servers {
@@ -423,7 +423,7 @@ func (m *Manager) Status() Status {
 			if e.Phase != Offered {
 				status[i].Leaving++
 			}
-			if e.Phase != Offered && (e.Phase != Closing || !e.Switching) {
+			if e.Phase != Offered && (e.Phase != HeldSurplus || !e.Switching) {
 				continue
 			}
 			last := len(status[i].Units) - 1 // The devices of a unit are adjacent.

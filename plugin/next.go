@@ -18,12 +18,12 @@ const (
 	// Offered devices are the ones that the plan wants. A device whose unit waits for its turn to
 	// change its mode is still Offered, too; see Entry.Switching.
 	Offered Phase = "offered"
-	// Closing devices are surplus and held by a pod. They are not removed while they are held;
+	// HeldSurplus devices are surplus and held by a pod. They are not removed while they are held;
 	// sharing.RetireAfter limits how long they stay Healthy.
-	Closing Phase = "closing"
-	// Retiring devices are surplus and free. They are Unhealthy, and leave the list after the
+	HeldSurplus Phase = "closing"
+	// Removing devices are surplus and free. They are Unhealthy, and leave the list after the
 	// kubelet has applied that and Timing.RemovalDelay has passed.
-	Retiring Phase = "retiring"
+	Removing Phase = "retiring"
 )
 
 // Entry is a device in a list.
@@ -36,22 +36,22 @@ type Entry struct {
 	// after the unit has left the plan.
 	Index string
 	Phase Phase
-	// Since is when a Closing device became surplus, and when an Offered device became Whole. For a
-	// Retiring device it is when the open stream was known to have been sent a list in which the
+	// Since is when a HeldSurplus device became surplus, and when an Offered device became Whole. For a
+	// Removing device it is when the open stream was known to have been sent a list in which the
 	// device is Unhealthy; zero before. It is zero for other Offered devices.
 	Since time.Time
-	// Applied is when the kubelet was seen, after Since, to have applied that a Retiring device is
+	// Applied is when the kubelet was seen, after Since, to have applied that a Removing device is
 	// Unhealthy. It is zero before, and again if the kubelet is seen to consider the device Healthy.
 	Applied time.Time
 	// Switching is true if the plan has the device's unit in another mode, or not at all. If Phase
 	// is Offered, the unit still waits for its turn.
 	Switching bool
-	// Closed is true if Allocate refuses the device: it is Switching, and the kubelet has applied
+	// RefusesAllocate is true if Allocate refuses the device: it is Switching, and the kubelet has applied
 	// that it is Unhealthy.
-	Closed bool
-	// Vacated is true if no pod held the device, or was about to get it, after it was Closed. Its
+	RefusesAllocate bool
+	// Unused is true if no pod held the device, or was about to get it, after it was refused. Its
 	// unit can then be offered in another mode although this device is still listed.
-	Vacated bool
+	Unused bool
 	// Whole is true if a pod that was promised the whole unit may hold this time-slice, because the unit
 	// was exclusive when the pod got it. The other time-slices are offered once that pod has ended.
 	Whole bool
@@ -100,7 +100,7 @@ type RPCState struct {
 	// Granted is when Allocate last granted a device, and Preferred is when GetPreferredAllocation
 	// last chose it. Closed is since when Allocate has refused a device that the list has as
 	// Closed. Shared is since when it has granted a Whole device as a time-slice.
-	Granted, Preferred, Closed, Shared DeviceTimes
+	Granted, Preferred, Refused, Shared DeviceTimes
 	// Busy are the resources with a call in progress.
 	Busy map[string]bool
 	// Sent are the resources with an open stream that was sent the newest list. Lost are the
@@ -181,13 +181,13 @@ type inputs struct {
 // held reports whether a pod holds the device, or may hold it.
 func (s *inputs) held(resource, id string) bool {
 	return s.kubelet.Held.has(resource, id) ||
-		s.kubelet.unseen(resource, id, s.rpc.Granted[resource][id], s.timing.RemovalDelay)
+		s.kubelet.pendingGrant(resource, id, s.rpc.Granted[resource][id], s.timing.RemovalDelay)
 }
 
 // mayBeHeld is held for a device in a list. A device that a pod held when Virgate last ran counts
 // as held until the kubelet is read for the first time.
 func (s *inputs) mayBeHeld(resource string, e Entry) bool {
-	return s.held(resource, e.ID) || (e.Phase == Closing && s.kubelet.HeldAt.IsZero())
+	return s.held(resource, e.ID) || (e.Phase == HeldSurplus && s.kubelet.HeldAt.IsZero())
 }
 
 // removable reports whether a surplus device can leave the list without harm: the kubelet applied
@@ -227,7 +227,7 @@ func (l Lists) grows() bool {
 func (l Lists) switched(held DeviceIDs) bool {
 	for resource, list := range l {
 		if slices.ContainsFunc(list.Entries, func(e Entry) bool {
-			return e.Switching && !e.Vacated && e.Phase != Closing || e.Whole && !held.has(resource, e.ID)
+			return e.Switching && !e.Unused && e.Phase != HeldSurplus || e.Whole && !held.has(resource, e.ID)
 		}) {
 			return false
 		}
@@ -394,7 +394,7 @@ func (s *inputs) candidates(resource string, p *unitDevices) (candidates, surplu
 		}
 		delete(missing, planned)
 		switch {
-		case (blocked || unit.whole) && e.Phase == Retiring:
+		case (blocked || unit.whole) && e.Phase == Removing:
 			// It was already on its way out when the unit was offered in another mode.
 			surplus = s.appendSurplus(surplus, resource, c)
 			continue
@@ -461,24 +461,24 @@ func (s *inputs) nextSurplus(resource string, e Entry) (next Entry, stays bool) 
 		e.Switching = true
 		return e, true
 	case s.mayBeHeld(resource, e):
-		return s.closing(e), true
+		return s.heldSurplus(e), true
 	case s.removable(resource, e):
 		return Entry{}, false
 	default:
-		return s.retiring(resource, e), true
+		return s.removing(resource, e), true
 	}
 }
 
-// closing returns the entry of a surplus device that a pod holds.
-func (s *inputs) closing(e Entry) Entry {
-	if e.Phase != Closing {
+// heldSurplus returns the entry of a surplus device that a pod holds.
+func (s *inputs) heldSurplus(e Entry) Entry {
+	if e.Phase != HeldSurplus {
 		e.Since = s.now
 	}
 	next := Entry{
 		Device:    e.Device,
 		Mode:      e.Mode,
 		Index:     e.Index,
-		Phase:     Closing,
+		Phase:     HeldSurplus,
 		Since:     e.Since,
 		Switching: e.Switching,
 		Whole:     e.Whole,
@@ -488,13 +488,13 @@ func (s *inputs) closing(e Entry) Entry {
 	return next
 }
 
-// retiring returns the entry of a surplus device that no pod holds and that cannot leave the list yet.
-func (s *inputs) retiring(resource string, e Entry) Entry {
+// removing returns the entry of a surplus device that no pod holds and that cannot leave the list yet.
+func (s *inputs) removing(resource string, e Entry) Entry {
 	// A kubelet that does not show the device as Healthy may just have lost its stream, or may
 	// still have to read an older list that has it Healthy. So the clock starts only once the open
 	// stream was sent the list.
-	if e.Phase != Retiring || s.rpc.Lost[resource] {
-		e.Phase = Retiring
+	if e.Phase != Removing || s.rpc.Lost[resource] {
+		e.Phase = Removing
 		e.Since = time.Time{}
 		e.Applied = time.Time{}
 	}
@@ -509,8 +509,8 @@ func (s *inputs) retiring(resource string, e Entry) Entry {
 		e.Applied = s.now
 	}
 	unit := s.units[e.Unit]
-	e.Vacated = e.Vacated || e.Switching && !unit.blocked()
-	e.Closed = e.Vacated || e.Switching && unit.closes
+	e.Unused = e.Unused || e.Switching && !unit.blocked()
+	e.RefusesAllocate = e.Unused || e.Switching && unit.closes
 	return e
 }
 
@@ -525,7 +525,7 @@ func (s *inputs) healthyFor(e Entry) time.Duration {
 }
 
 // mostListed is the largest number of devices in one list. A plan has no more for a resource
-// (sharing.NewPlan), but between two plans a list has the retiring devices beside the new ones.
+// (sharing.NewPlan), but between two plans a list has the Removing devices beside the new ones.
 const mostListed = sharing.MaxDevices
 
 // withRoom drops new entries, starting from the end, so that the list is not longer than the

@@ -266,7 +266,7 @@ func TestNextBlindRestart(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=3:A"))
 	entries := w.lists["gpu"].Entries
-	entries[2].Phase, entries[2].Since = Closing, w.now
+	entries[2].Phase, entries[2].Since = HeldSurplus, w.now
 	w.blind = true
 	small := planOf(nil, "gpu=2:A")
 	w.pass(small, 30*time.Second)
@@ -377,7 +377,7 @@ func TestNextHeldAtTheLastMoment(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=1:A"))
 	renamed := planOf(nil, "gpu.shared=2:A")
-	for !w.lists["gpu"].Entries[0].Closed {
+	for !w.lists["gpu"].Entries[0].RefusesAllocate {
 		w.pass(renamed, time.Second)
 	}
 	w.expect("gpu", "a-")
@@ -387,7 +387,7 @@ func TestNextHeldAtTheLastMoment(t *testing.T) {
 	w.step(renamed)
 	w.expect("gpu", "a+")
 	w.expect("gpu.shared", "none")
-	if w.lists["gpu"].Entries[0].Closed {
+	if w.lists["gpu"].Entries[0].RefusesAllocate {
 		t.Error("a device that a pod holds is still refused")
 	}
 	w.held = DeviceIDs{}

@@ -50,7 +50,7 @@ func (w *world) look() {
 			}
 		}
 	}
-	w.seen.seeHeld(before, w.timing.RemovalDelay)
+	w.seen.observeHeld(before, w.timing.RemovalDelay)
 	for resource, list := range w.lists {
 		for _, e := range list.Entries {
 			if e.Healthy {
@@ -87,7 +87,7 @@ func (w *world) step(plan sharing.Plan) {
 // close has Allocate refuse what is closed, and grant what is whole as a share, as a server does
 // when it is given a list.
 func (w *world) close() {
-	w.calls.Closed = w.since(w.calls.Closed, func(e Entry) bool { return e.Closed })
+	w.calls.Refused = w.since(w.calls.Refused, func(e Entry) bool { return e.RefusesAllocate })
 	w.calls.Shared = w.since(w.calls.Shared, func(e Entry) bool { return e.Whole })
 }
 
@@ -115,7 +115,7 @@ func (w *world) pass(plan sharing.Plan, d time.Duration) {
 }
 
 // show prints a list: "A0 A1 a2" with lower-case letters for Unhealthy, "+" for
-// Closing and "-" for Retiring, "'" for a time-slice with the unit's ID and "*" for one that is Whole.
+// HeldSurplus and "-" for Removing, "'" for a time-slice with the unit's ID and "*" for one that is Whole.
 func (w *world) show(resource string) string {
 	list, ok := w.lists[resource]
 	if !ok {
@@ -136,7 +136,7 @@ func (w *world) show(resource string) string {
 		} else if !shared && e.Mode == sharing.TimeSliced {
 			word += "'"
 		}
-		words = append(words, word+map[Phase]string{Offered: "", Closing: "+", Retiring: "-"}[e.Phase])
+		words = append(words, word+map[Phase]string{Offered: "", HeldSurplus: "+", Removing: "-"}[e.Phase])
 	}
 	return strings.Join(words, " ")
 }

@@ -30,8 +30,8 @@ type reconciler struct {
 	// planned is when the current plan was adopted. No unit starts to change its mode before the
 	// holders were read after that.
 	planned time.Time
-	// unseenGrants is true if devices were granted whose holders have not been seen yet.
-	unseenGrants bool
+	// pendingGrants is true if devices were granted whose holders have not been seen yet.
+	pendingGrants bool
 	// unconfirmed is when the newest list was sent that the kubelet was not yet seen to have
 	// applied; zero if it has applied all lists.
 	unconfirmed time.Time
@@ -68,7 +68,7 @@ func (r *reconciler) step(plan *sharing.Plan) {
 	calls := RPCState{
 		Granted:   DeviceTimes{},
 		Preferred: DeviceTimes{},
-		Closed:    DeviceTimes{},
+		Refused:   DeviceTimes{},
 		Shared:    DeviceTimes{},
 		Busy:      map[string]bool{},
 		Sent:      map[string]bool{},
@@ -95,7 +95,7 @@ func (r *reconciler) step(plan *sharing.Plan) {
 	if !maps.EqualFunc(before, r.lists, List.equal) {
 		r.schedule.change()
 	}
-	r.unseenGrants = kubelet.unseenAny(calls.Granted, r.options.Timing.RemovalDelay)
+	r.pendingGrants = kubelet.pendingGrants(calls.Granted, r.options.Timing.RemovalDelay)
 	host := r.host.Load()
 	samePlan := plan == r.served && host == r.servedOn
 	r.served, r.servedOn = plan, host
@@ -175,7 +175,7 @@ func (r *reconciler) resendIfUncertain(s *running, list List) {
 	longest := r.options.Timing.RemovalDelay
 	surplus := map[string]bool{} // Units in which any device that becomes free lets one leave.
 	for _, e := range list.Entries {
-		if e.Phase == Closing {
+		if e.Phase == HeldSurplus {
 			surplus[e.Unit] = true
 		}
 	}
@@ -450,7 +450,7 @@ func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
 		most = longestPause
 	}
 	switch {
-	case !r.unseenGrants:
+	case !r.pendingGrants:
 		s.grant, s.grantPause = time.Time{}, 0
 	case s.grant.IsZero(), !s.grant.After(s.lastHeld):
 		s.grantPause = min(max(2*s.grantPause, firstGrantPause), most)
@@ -466,17 +466,17 @@ func (s *schedule) reasons(r *reconciler, now time.Time) (all []reason) {
 }
 
 // awaited returns what must be read so that a unit can change its mode, and when the kubelet last
-// applied that a device still to be closed is Unhealthy; zero for nothing.
+// applied that a device that Allocate is going to refuse is Unhealthy; zero for nothing.
 func (l Lists) awaited(last KubeletSnapshot) (urgent reading, closes time.Time) {
 	for resource, list := range l {
 		for _, e := range list.Entries {
 			switch {
 			case e.Whole && !last.Held.has(resource, e.ID):
 				urgent.held = true // The unit's other shares wait only for that.
-			case e.Phase != Retiring || e.Since.IsZero() || e.Vacated:
+			case e.Phase != Removing || e.Since.IsZero() || e.Unused:
 			case e.Applied.IsZero():
 				urgent.applied = true
-			case e.Closed:
+			case e.RefusesAllocate:
 				urgent.held = true
 			case e.Switching && (closes.IsZero() || e.Applied.After(closes)):
 				closes = e.Applied

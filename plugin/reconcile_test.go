@@ -86,7 +86,7 @@ func TestSavesEveryPhase(t *testing.T) {
 	for _, e := range lists[gpu].Entries {
 		phases[e.Phase]++
 	}
-	if diff := cmp.Diff(map[plugin.Phase]int{plugin.Offered: 2, plugin.Closing: 2}, phases); diff != "" {
+	if diff := cmp.Diff(map[plugin.Phase]int{plugin.Offered: 2, plugin.HeldSurplus: 2}, phases); diff != "" {
 		t.Error(diff)
 	}
 }

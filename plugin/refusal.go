@@ -82,7 +82,7 @@ func closedDevice(resource, id string) error {
 
 func (g *generation) refuseClosed(ids []string) error {
 	for _, id := range ids {
-		if at, ok := g.choices.Index(id); ok && g.list.Entries[at].Closed {
+		if at, ok := g.choices.Index(id); ok && g.list.Entries[at].RefusesAllocate {
 			return closedDevice(g.resource.Name, id)
 		}
 	}

@@ -244,7 +244,7 @@ func TestHungReadingHoldsNothingUp(t *testing.T) {
 	})
 	t.Run("a device is to be refused", func(t *testing.T) {
 		now := time.Now()
-		entry := Entry{Phase: Retiring, Switching: true, Since: now}
+		entry := Entry{Phase: Removing, Switching: true, Since: now}
 		settling := entry
 		settling.Applied = now
 		r := &reconciler{

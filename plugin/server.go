@@ -56,8 +56,8 @@ type counters struct {
 func (s *server) publish(next *generation) {
 	previous := s.current.Swap(next)
 	for i, e := range next.list.Entries {
-		if e.Closed {
-			next.uses[i].closed.CompareAndSwap(0, s.Now().UnixNano())
+		if e.RefusesAllocate {
+			next.uses[i].refused.CompareAndSwap(0, s.Now().UnixNano())
 		}
 		if e.Whole {
 			next.uses[i].shared.CompareAndSwap(0, s.Now().UnixNano())
@@ -205,7 +205,7 @@ func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	for _, r := range request.ContainerRequests {
 		granted, twice, err := s.grant(current, r.DevicesIds, at)
 		if err != nil {
-			s.refuse(r.DevicesIds, err, at)
+			s.recordRefusal(r.DevicesIds, err, at)
 			return nil, err
 		}
 		if twice {
@@ -215,7 +215,7 @@ func (s service) Allocate(_ context.Context, request *api.AllocateRequest) (*api
 	}
 	if len(response.ContainerResponses) == 0 {
 		err := refusef(Internal, codes.InvalidArgument, "%s: no container in the request", s.name)
-		s.refuse(nil, err, at)
+		s.recordRefusal(nil, err, at)
 		return nil, err
 	}
 	s.counters.granted.Add(1)
@@ -247,9 +247,9 @@ func (s service) grant(
 	return granted, sameUnit, err
 }
 
-// refuse counts a refusal, and leaves the log line to the server's own goroutine, so that a blocked
+// recordRefusal counts a refusal, and leaves the log line to the server's own goroutine, so that a blocked
 // log does not block the kubelet.
-func (s service) refuse(ids []string, err error, began time.Time) {
+func (s service) recordRefusal(ids []string, err error, began time.Time) {
 	s.counters.refused[reasonOf(err).index()].Add(1)
 	observe(s.observers.Refused, s.Now().Sub(began))
 	select {

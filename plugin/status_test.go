@@ -71,8 +71,8 @@ func TestStatusCountsWhatIsListed(t *testing.T) {
 		return Entry{Device: sharing.Device{ID: id, Unit: unit, Healthy: healthy}, Phase: phase, Switching: switching}
 	}
 	list := List{Entries: []Entry{
-		entry("GPU-a::0", "GPU-a", Offered, true, false), entry("GPU-a::1", "GPU-a", Offered, true, false), entry("GPU-a::2", "GPU-a", Closing, true, false),
-		entry("GPU-b", "GPU-b", Closing, false, true), entry("GPU-c::0", "GPU-c", Retiring, false, true), entry("GPU-d::0", "GPU-d", Offered, true, true),
+		entry("GPU-a::0", "GPU-a", Offered, true, false), entry("GPU-a::1", "GPU-a", Offered, true, false), entry("GPU-a::2", "GPU-a", HeldSurplus, true, false),
+		entry("GPU-b", "GPU-b", HeldSurplus, false, true), entry("GPU-c::0", "GPU-c", Removing, false, true), entry("GPU-d::0", "GPU-d", Offered, true, true),
 		{Device: sharing.Device{ID: "GPU-e", Unit: "GPU-e", Healthy: true}, Phase: Offered, Whole: true}, entry("GPU-e::1", "GPU-e", Offered, false, false),
 	}}
 	units := map[string]sharing.Unit{"GPU-a": {ID: "GPU-a", GPU: "GPU-a", Index: "0", Replicas: 9}}

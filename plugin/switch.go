@@ -75,7 +75,7 @@ func (s *inputs) findUnits(have Lists, want sharing.Plan) {
 				continue
 			}
 			held := s.mayBeHeld(resource, e)
-			if e.Vacated && !held {
+			if e.Unused && !held {
 				continue
 			}
 			u.leaving++
@@ -95,7 +95,7 @@ func (s *inputs) findUnits(have Lists, want sharing.Plan) {
 // even though a pod may hold it: an exclusive unit's device becomes a time-slice, or the reverse.
 func (s *inputs) asPlanned(resource string, e Entry, u *unitState) Entry {
 	switch use := e.use(resource); {
-	case use.CanBecome(u.use) && e.Phase != Retiring: // A device on its way out finishes leaving.
+	case use.CanBecome(u.use) && e.Phase != Removing: // A device on its way out finishes leaving.
 		e.Mode = u.use.Mode
 		e.Whole = true
 		e.Since = s.now
@@ -124,16 +124,16 @@ func (s *inputs) isShare(resource, id string) bool {
 // canClose reports whether refusing the device harms no pod: an admission that chose it while the
 // kubelet considered it Healthy has had time to call Allocate.
 func (s *inputs) canClose(resource string, e Entry) bool {
-	return e.Phase == Retiring && !e.Applied.IsZero() && !s.now.Before(e.Applied.Add(s.timing.Settle)) &&
+	return e.Phase == Removing && !e.Applied.IsZero() && !s.now.Before(e.Applied.Add(s.timing.Settle)) &&
 		!s.rpc.Lost[resource] && !s.kubelet.Applied.has(resource, e.ID) && s.kubelet.HeldKnown && s.kubelet.AppliedKnown
 }
 
 // isCleared reports whether the holders were read after Allocate began to refuse the device. A
 // container that was granted the device earlier is then either among the holders or in the grants,
-// which Allocate records before it checks whether the device is closed.
+// which Allocate records before it checks whether it refuses the device.
 func (s *inputs) isCleared(resource string, e Entry) bool {
-	closed := s.rpc.Closed[resource][e.ID]
-	return e.Closed && !closed.IsZero() && s.kubelet.HeldKnown && s.kubelet.HeldAt.After(closed) &&
+	refused := s.rpc.Refused[resource][e.ID]
+	return e.RefusesAllocate && !refused.IsZero() && s.kubelet.HeldKnown && s.kubelet.HeldAt.After(refused) &&
 		s.canClose(resource, e)
 }
 
@@ -157,7 +157,7 @@ func (s *inputs) startWaves(have Lists, wanted map[string]sharing.Resource) {
 				seen[u] = true
 				underWay++ // It has left its old mode, and cannot be granted in the new one yet.
 			}
-			if u.leaving == 0 || u.begins || u.use == s.asPlanned(resource, e, u).use(resource) || e.Vacated ||
+			if u.leaving == 0 || u.begins || u.use == s.asPlanned(resource, e, u).use(resource) || e.Unused ||
 				seen[u] {
 				continue
 			}

@@ -33,7 +33,7 @@ func TestNextSwitchesAFreeUnit(t *testing.T) {
 	}
 	state := func() string {
 		e := w.lists["gpu"].Entries[0]
-		return fmt.Sprintf("%s: listed %t, applied %t, closed %t, vacated %t", w.show("gpu"), !e.Since.IsZero(), !e.Applied.IsZero(), e.Closed, e.Vacated)
+		return fmt.Sprintf("%s: listed %t, applied %t, closed %t, vacated %t", w.show("gpu"), !e.Since.IsZero(), !e.Applied.IsZero(), e.RefusesAllocate, e.Unused)
 	}
 	expect := func(want string) {
 		t.Helper()
@@ -108,7 +108,7 @@ func TestNextSwitchWaits(t *testing.T) {
 			shared := planOf(nil, "gpu=2m:A")
 			for range 10 {
 				e := w.lists["gpu"].Entries[0]
-				if test.from == "offered" || test.from == string(e.Phase) && !e.Applied.IsZero() || test.from == "closed" && e.Closed {
+				if test.from == "offered" || test.from == string(e.Phase) && !e.Applied.IsZero() || test.from == "closed" && e.RefusesAllocate {
 					break
 				}
 				w.pass(shared, time.Second)
@@ -336,7 +336,7 @@ func (w *lagging) end(i int) {
 
 // isClosed says what Allocate would answer now.
 func (w *lagging) isClosed(resource, id string) bool {
-	return slices.ContainsFunc(w.lists[resource].Entries, func(e Entry) bool { return e.ID == id && e.Closed })
+	return slices.ContainsFunc(w.lists[resource].Entries, func(e Entry) bool { return e.ID == id && e.RefusesAllocate })
 }
 
 func (w *lagging) modeNow(resource, id string) sharing.Mode {
@@ -413,7 +413,7 @@ func (w *lagging) checkAllocatable(before Lists, plan sharing.Plan) {
 			free[e.Unit] = free[e.Unit] || e.Healthy
 		}
 		for _, e := range before[r.Name].Entries {
-			if w.seen.Held.has(r.Name, e.ID) || w.seen.unseen(r.Name, e.ID, w.calls.Granted[r.Name][e.ID], w.timing.RemovalDelay) {
+			if w.seen.Held.has(r.Name, e.ID) || w.seen.pendingGrant(r.Name, e.ID, w.calls.Granted[r.Name][e.ID], w.timing.RemovalDelay) {
 				delete(free, e.Unit)
 			}
 		}
@@ -474,7 +474,7 @@ func TestClosedWhileAllocateIsUnderWay(t *testing.T) {
 	}
 	open := made(list, nil)
 	closing := List{Entries: slices.Clone(list.Entries)}
-	closing.Entries[0].Phase, closing.Entries[0].Closed = Retiring, true
+	closing.Entries[0].Phase, closing.Entries[0].RefusesAllocate = Removing, true
 	clock := time.Unix(2000, 0)
 	s := &server{Options: Options{Now: func() time.Time { return clock }}, name: "gpu", refusedUnits: newRefusedUnits()}
 	s.publish(open)
@@ -485,7 +485,7 @@ func TestClosedWhileAllocateIsUnderWay(t *testing.T) {
 		return err
 	}
 	state := func() RPCState {
-		calls := RPCState{Granted: map[string]map[string]time.Time{}, Preferred: map[string]map[string]time.Time{}, Closed: map[string]map[string]time.Time{}}
+		calls := RPCState{Granted: map[string]map[string]time.Time{}, Preferred: map[string]map[string]time.Time{}, Refused: map[string]map[string]time.Time{}}
 		s.current.Load().rpcState(calls)
 		return calls
 	}
@@ -494,7 +494,7 @@ func TestClosedWhileAllocateIsUnderWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := made(closing, open)
-	if closed := state().Closed["gpu"]; len(closed) > 0 {
+	if closed := state().Refused["gpu"]; len(closed) > 0 {
 		t.Errorf("closed before it is published: %v", closed)
 	}
 	now := s.Now
@@ -512,15 +512,15 @@ func TestClosedWhileAllocateIsUnderWay(t *testing.T) {
 	if _, granted := calls.Granted["gpu"]["A"]; granted || len(calls.Granted["gpu"]) != 1 {
 		t.Errorf("grants %v, want that of B", calls.Granted["gpu"])
 	}
-	if got := calls.Closed["gpu"]["A"]; !got.Equal(clock) {
+	if got := calls.Refused["gpu"]["A"]; !got.Equal(clock) {
 		t.Errorf("closed at %s, want when it was published", got)
 	}
 	if err := allocate("A"); reasonOf(err) != Switching {
 		t.Errorf("granted after it was closed: %v", err)
 	}
 	s.publish(made(list, next))
-	if err := allocate("A"); err != nil || len(state().Closed["gpu"]) > 0 {
-		t.Errorf("open again: %v, closed %v", err, state().Closed["gpu"])
+	if err := allocate("A"); err != nil || len(state().Refused["gpu"]) > 0 {
+		t.Errorf("open again: %v, closed %v", err, state().Refused["gpu"])
 	}
 }
 
@@ -532,7 +532,7 @@ func TestNextOpensAgain(t *testing.T) {
 	alone := planOf(nil, "gpu=1:A")
 	closed := func() (n int) {
 		for _, e := range w.lists["gpu"].Entries {
-			if e.Closed {
+			if e.RefusesAllocate {
 				n++
 			}
 		}
@@ -564,7 +564,7 @@ func TestNextClosesNothingBlindly(t *testing.T) {
 	}
 	w.blind = true
 	w.pass(shared, time.Minute)
-	if w.lists["gpu"].Entries[0].Closed {
+	if w.lists["gpu"].Entries[0].RefusesAllocate {
 		t.Error("closed")
 	}
 }
@@ -593,13 +593,13 @@ func TestNextWavesWithoutRoom(t *testing.T) {
 func TestScheduleLooksSoon(t *testing.T) {
 	now := time.Now()
 	const never = time.Duration(-1)
-	retiring := Entry{Phase: Retiring, Switching: true, Since: now}
+	retiring := Entry{Phase: Removing, Switching: true, Since: now}
 	applied := retiring
 	applied.Applied = now
 	closed := applied
-	closed.Closed = true
+	closed.RefusesAllocate = true
 	vacated := closed
-	vacated.Vacated = true
+	vacated.Unused = true
 	for _, test := range []struct {
 		name   string
 		entry  Entry
@@ -611,8 +611,8 @@ func TestScheduleLooksSoon(t *testing.T) {
 		{"nothing", Entry{Phase: Offered}, false, never, reading{}, false},
 		{"a grant", Entry{Phase: Offered}, true, firstGrantPause, reading{held: true}, false},
 		{"not its turn", Entry{Phase: Offered, Switching: true}, false, 500 * time.Millisecond, reading{applied: true, held: true}, false},
-		{"held", Entry{Phase: Closing, Switching: true}, false, 500 * time.Millisecond, reading{applied: true, held: true}, false},
-		{"not listed", Entry{Phase: Retiring}, false, 500 * time.Millisecond, reading{applied: true, held: true}, false},
+		{"held", Entry{Phase: HeldSurplus, Switching: true}, false, 500 * time.Millisecond, reading{applied: true, held: true}, false},
+		{"not listed", Entry{Phase: Removing}, false, 500 * time.Millisecond, reading{applied: true, held: true}, false},
 		{"listed", retiring, false, firstPause, reading{applied: true}, false},
 		{"applied", applied, false, 50 * time.Millisecond, reading{}, false},
 		{"closed", closed, false, 0, reading{held: true}, false},
@@ -621,7 +621,7 @@ func TestScheduleLooksSoon(t *testing.T) {
 		{"is held whole", Entry{Device: sharing.Device{ID: "A"}, Phase: Offered, Whole: true}, false, 500 * time.Millisecond, reading{held: true}, true},
 	} {
 		m := NewManager(Options{})
-		r := &reconciler{Manager: m, lists: Lists{"gpu": {Entries: []Entry{test.entry}}}, unseenGrants: test.unseen}
+		r := &reconciler{Manager: m, lists: Lists{"gpu": {Entries: []Entry{test.entry}}}, pendingGrants: test.unseen}
 		r.kubelet.Held = DeviceIDs{}
 		if test.isHeld {
 			r.kubelet.Held.add("gpu", test.entry.ID)
@@ -647,11 +647,11 @@ func TestHoldersWithoutANameAreLookedForSoon(t *testing.T) {
 		entries []Entry
 		least   int
 	}{
-		{"changes its mode", []Entry{entry("A::0", Closing, true)}, 300},
+		{"changes its mode", []Entry{entry("A::0", HeldSurplus, true)}, 300},
 		{"its other shares wait", []Entry{{Device: sharing.Device{ID: "A::0", Unit: "A"}, Phase: Offered, Whole: true}}, 300},
-		{"surplus", []Entry{entry("A::0", Closing, false)}, 20},
-		{"another one is surplus", []Entry{entry("A::0", Offered, false), entry("A::1", Closing, false)}, 20},
-		{"another unit's is surplus", []Entry{entry("A::0", Offered, false), entry("B::0", Closing, false)}, 0},
+		{"surplus", []Entry{entry("A::0", HeldSurplus, false)}, 20},
+		{"another one is surplus", []Entry{entry("A::0", Offered, false), entry("A::1", HeldSurplus, false)}, 20},
+		{"another unit's is surplus", []Entry{entry("A::0", Offered, false), entry("B::0", HeldSurplus, false)}, 0},
 		{"offered", []Entry{entry("A::0", Offered, false)}, 0},
 	} {
 		now := time.Unix(1000, 0)

@@ -200,12 +200,12 @@ func TestSwitched(t *testing.T) {
 		want  bool
 	}{
 		"as planned":              {Entry{Phase: Offered}, true},
-		"fewer of the unit":       {Entry{Phase: Retiring}, true},
+		"fewer of the unit":       {Entry{Phase: Removing}, true},
 		"not its turn yet":        {Entry{Phase: Offered, Switching: true}, false},
-		"on its way out":          {Entry{Phase: Retiring, Switching: true}, false},
-		"known to be free":        {Entry{Phase: Retiring, Switching: true, Vacated: true}, true},
-		"held by a pod":           {Entry{Phase: Closing, Switching: true}, true},
-		"held, fewer of the unit": {Entry{Phase: Closing}, true},
+		"on its way out":          {Entry{Phase: Removing, Switching: true}, false},
+		"known to be free":        {Entry{Phase: Removing, Switching: true, Unused: true}, true},
+		"held by a pod":           {Entry{Phase: HeldSurplus, Switching: true}, true},
+		"held, fewer of the unit": {Entry{Phase: HeldSurplus}, true},
 		"held as a whole":         {Entry{Device: sharing.Device{ID: "held"}, Phase: Offered, Whole: true}, true},
 		"not looked yet":          {Entry{Phase: Offered, Whole: true}, false},
 	} {

@@ -292,7 +292,7 @@ func offerText(status plugin.Status) string {
 	for _, r := range status.Resources {
 		devices := 0
 		for _, e := range r.Listed {
-			if e.Phase != plugin.Retiring {
+			if e.Phase != plugin.Removing {
 				devices++
 			}
 		}
@@ -361,11 +361,11 @@ func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait,
 	units := map[string]nodereport.Wait{} // Units without a holder have no resource.
 	for _, r := range status.Resources {
 		for _, e := range r.Listed {
-			if (!e.Switching || e.Vacated) && !e.Whole {
+			if (!e.Switching || e.Unused) && !e.Whole {
 				continue
 			}
 			w := units[e.Unit]
-			held := e.Phase == plugin.Closing ||
+			held := e.Phase == plugin.HeldSurplus ||
 				e.Whole && slices.ContainsFunc(status.Holders, func(a sharing.Allocation) bool {
 					return a.Resource == r.Name && slices.Contains(a.Devices, e.ID)
 				})

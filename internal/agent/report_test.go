@@ -618,8 +618,8 @@ func TestProgressOfSwitches(t *testing.T) {
 		e.Mode, e.Whole, e.Since = sharing.TimeSliced, true, since
 		return e
 	}
-	vacated := leaves("GPU-a", plugin.Retiring, 0)
-	vacated.Vacated = true
+	vacated := leaves("GPU-a", plugin.Removing, 0)
+	vacated.Unused = true
 	pod := func(name, resource, id string) sharing.Allocation {
 		return sharing.Allocation{Namespace: "ns", Pod: name, Container: "c", Resource: resource, Devices: []string{id}}
 	}
@@ -636,18 +636,18 @@ func TestProgressOfSwitches(t *testing.T) {
 		waits    []nodereport.Wait
 	}{
 		{"nothing leaves", nil, []plugin.Entry{entry("GPU-a", true)}, nil, nodereport.ProfileApplied, nil},
-		{"surplus that is held", nil, []plugin.Entry{{Device: sharing.Device{ID: "GPU-a::9", Unit: "GPU-a"}, Phase: plugin.Closing}}, nil, nodereport.ProfileApplied, nil},
+		{"surplus that is held", nil, []plugin.Entry{{Device: sharing.Device{ID: "GPU-a::9", Unit: "GPU-a"}, Phase: plugin.HeldSurplus}}, nil, nodereport.ProfileApplied, nil},
 		{"its turn has not come", nil, []plugin.Entry{leaves("GPU-a", plugin.Offered, 0)}, nil, nodereport.ProfileSwitching, nil},
-		{"free", nil, []plugin.Entry{leaves("GPU-a", plugin.Retiring, 0)}, nil, nodereport.ProfileSwitching, nil},
+		{"free", nil, []plugin.Entry{leaves("GPU-a", plugin.Removing, 0)}, nil, nodereport.ProfileSwitching, nil},
 		{"nobody can use it any more", nil, []plugin.Entry{vacated}, nil, nodereport.ProfileApplied, nil},
-		{"not on this node any more", nil, []plugin.Entry{leaves("GPU-gone", plugin.Closing, 0)}, nil, nodereport.ProfileApplied, nil},
+		{"not on this node any more", nil, []plugin.Entry{leaves("GPU-gone", plugin.HeldSurplus, 0)}, nil, nodereport.ProfileApplied, nil},
 		{"held", nil, []plugin.Entry{
-			leaves("MIG-b", plugin.Closing, 0), leaves("GPU-a::0", plugin.Closing, 7), leaves("GPU-a::1", plugin.Closing, 3), leaves("GPU-a::2", plugin.Retiring, 0),
+			leaves("MIG-b", plugin.HeldSurplus, 0), leaves("GPU-a::0", plugin.HeldSurplus, 7), leaves("GPU-a::1", plugin.HeldSurplus, 3), leaves("GPU-a::2", plugin.Removing, 0),
 		}, nil, nodereport.ProfileSwitching, []nodereport.Wait{
 			{GPU: "GPU-a", Unit: "GPU-a", Index: "0", Resource: "r", Pods: []string{"ns/one", "ns/two"}, Since: since.Add(3 * time.Second)},
 			{GPU: "GPU-b", Unit: "MIG-b", Index: "1:2", Resource: "r", Pods: []string{}, Since: since},
 		}},
-		{"held, and the next profile is bad", bad, []plugin.Entry{leaves("MIG-b", plugin.Closing, 0)}, nil, nodereport.ProfileRejected, []nodereport.Wait{
+		{"held, and the next profile is bad", bad, []plugin.Entry{leaves("MIG-b", plugin.HeldSurplus, 0)}, nil, nodereport.ProfileRejected, []nodereport.Wait{
 			{GPU: "GPU-b", Unit: "MIG-b", Index: "1:2", Resource: "r", Pods: []string{}, Since: since},
 		}},
 		{"promised to a pod as a whole", nil, []plugin.Entry{whole("MIG-b")}, nil, nodereport.ProfileSwitching, []nodereport.Wait{

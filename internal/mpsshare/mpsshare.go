@@ -275,7 +275,7 @@ func usesOf(served plugin.Status) map[string]use {
 	uses := map[string]use{}
 	for _, r := range served.Resources {
 		for _, e := range r.Listed {
-			if e.Vacated {
+			if e.Unused {
 				continue
 			}
 			use := uses[e.Unit]

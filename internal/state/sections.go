@@ -59,9 +59,9 @@ func (l Lists) Load() (plugin.Lists, error) {
 			}
 			switch {
 			case e.Closing != nil:
-				entry.Phase, entry.Since = plugin.Closing, *e.Closing
+				entry.Phase, entry.Since = plugin.HeldSurplus, *e.Closing
 			case e.Leaving: // Its unit may already be offered in another mode.
-				entry.Phase, entry.Since = plugin.Retiring, time.Time{}
+				entry.Phase, entry.Since = plugin.Removing, time.Time{}
 			}
 			list.Entries = append(list.Entries, entry)
 		}
@@ -81,13 +81,13 @@ func (l Lists) Save(lists plugin.Lists) error {
 				Unit:    e.Unit,
 				Index:   e.Index,
 				NUMA:    e.NUMANode,
-				Leaving: e.Phase == plugin.Retiring,
+				Leaving: e.Phase == plugin.Removing,
 			}
 			entries[i].Shared = e.Mode == sharing.TimeSliced && e.ID == e.Unit
 			if e.Whole {
 				entries[i].Whole = new(e.Since.UTC())
 			}
-			if e.Phase == plugin.Closing {
+			if e.Phase == plugin.HeldSurplus {
 				entries[i].Closing = new(e.Since.UTC())
 			}
 		}

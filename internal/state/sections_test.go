@@ -26,19 +26,19 @@ func TestListsRoundTrip(t *testing.T) {
 	lists := plugin.Lists{
 		"nvidia.com/gpu": {Entries: []plugin.Entry{
 			{Device: device("A::0", "A", 1), Mode: sharing.TimeSliced, Index: "0", Phase: plugin.Offered},
-			{Device: device("A::1", "A", 1), Mode: sharing.TimeSliced, Index: "0", Phase: plugin.Closing, Since: since},
+			{Device: device("A::1", "A", 1), Mode: sharing.TimeSliced, Index: "0", Phase: plugin.HeldSurplus, Since: since},
 			{
 				Device: sharing.Device{ID: "A::2", Unit: "A", NUMANode: 1},
 				Mode:   sharing.TimeSliced,
 				Index:  "0",
-				Phase:  plugin.Retiring,
+				Phase:  plugin.Removing,
 				Since:  since,
 			},
 			{Device: device("B", "B", 1), Mode: sharing.Exclusive, Index: "1", Phase: plugin.Offered},
 			{Device: device("C::0of4", "C", 1), Mode: sharing.MPSMode(4), Index: "2", Phase: plugin.Offered},
 			{Device: device("D", "D", 1), Mode: sharing.TimeSliced, Index: "3", Phase: plugin.Offered},
 			{Device: device("E", "E", 1), Mode: sharing.TimeSliced, Index: "4", Phase: plugin.Offered, Whole: true, Since: since},
-			{Device: sharing.Device{ID: "F", Unit: "F"}, Mode: sharing.TimeSliced, Phase: plugin.Retiring, Whole: true, Since: since},
+			{Device: sharing.Device{ID: "F", Unit: "F"}, Mode: sharing.TimeSliced, Phase: plugin.Removing, Whole: true, Since: since},
 		}},
 		"nvidia.com/old": {Dropped: since},
 	}
@@ -60,13 +60,13 @@ func TestListsRoundTrip(t *testing.T) {
 				Device: sharing.Device{ID: "A::2", Unit: "A", NUMANode: 1},
 				Mode:   sharing.TimeSliced,
 				Index:  "0",
-				Phase:  plugin.Retiring,
+				Phase:  plugin.Removing,
 			},
 			lists["nvidia.com/gpu"].Entries[3],
 			lists["nvidia.com/gpu"].Entries[4],
 			lists["nvidia.com/gpu"].Entries[5],
 			lists["nvidia.com/gpu"].Entries[6],
-			{Device: sharing.Device{ID: "F", Unit: "F"}, Mode: sharing.TimeSliced, Phase: plugin.Retiring, Whole: true},
+			{Device: sharing.Device{ID: "F", Unit: "F"}, Mode: sharing.TimeSliced, Phase: plugin.Removing, Whole: true},
 		}},
 		"nvidia.com/old": {},
 	}
@@ -207,8 +207,8 @@ func FuzzSections(f *testing.F) {
 	for _, err := range []error{
 		Lists{file}.Save(plugin.Lists{"nvidia.com/gpu": {Entries: []plugin.Entry{
 			{Device: sharing.Device{ID: "GPU-a::0", Unit: "GPU-a", Healthy: true, NUMANode: -1}, Index: "0", Phase: plugin.Offered},
-			{Device: sharing.Device{ID: "GPU-a::1", Unit: "GPU-a"}, Phase: plugin.Closing, Since: since},
-			{Device: sharing.Device{ID: "GPU-a::2", Unit: "GPU-a"}, Phase: plugin.Retiring},
+			{Device: sharing.Device{ID: "GPU-a::1", Unit: "GPU-a"}, Phase: plugin.HeldSurplus, Since: since},
+			{Device: sharing.Device{ID: "GPU-a::2", Unit: "GPU-a"}, Phase: plugin.Removing},
 		}}}),
 		health(file).Save([]fatalHealth{{GPU: "GPU-a", Unit: "MIG-a", Reasons: []string{"XID 79"}, Since: since, Boot: "b", Driver: "d"}}),
 		Profile{file}.Save(configs.SelectedProfile{Name: "a", Source: "s", Generation: "g", Layout: "l", Documents: map[string]string{"a": "version: v1"}}),

@@ -398,7 +398,7 @@ func TestSwitchLooksForHoldersAtTheEnd(t *testing.T) {
 	v.Apply(plan(1, profile{replicas: 1}))
 	b.await(func() bool {
 		status := v.Status().Resources
-		return len(status) == 1 && len(status[0].Listed) > 0 && status[0].Listed[0].Phase == plugin.Closing
+		return len(status) == 1 && len(status[0].Listed) > 0 && status[0].Listed[0].Phase == plugin.HeldSurplus
 	}, "the holder found")
 	b.shows(gpu, 4, 0)
 	p := b.pods.running()[0]

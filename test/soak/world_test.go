@@ -24,6 +24,7 @@ import (
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
@@ -613,11 +614,11 @@ func start(at environment) *program {
 
 func (p *program) run(ctx context.Context, s environment) error {
 	log := slog.New(addressHandler{s.log.Handler(), p.address})
-	config, err := configsource.RESTConfig(s.kubeconfig)
+	config, err := kube.RESTConfig(s.kubeconfig)
 	if err != nil {
 		return err
 	}
-	api, err := configsource.NewClient(config)
+	api, err := kube.NewClient(config)
 	if err != nil {
 		return err
 	}

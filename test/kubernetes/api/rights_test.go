@@ -15,6 +15,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/test/await"
@@ -663,7 +664,7 @@ func testPods(t *testing.T, s *server) {
 	})
 
 	count := &counter{}
-	api, err := configsource.NewClient(count.into(s.config(virgateToken)))
+	api, err := kube.NewClient(count.into(s.config(virgateToken)))
 	s.must(err)
 	pods := configsource.NewPods(api, "n1", slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())

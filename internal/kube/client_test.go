@@ -1,11 +1,10 @@
-package configsource
+package kube
 
 import (
 	"bytes"
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -20,7 +19,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/virgate/virgate/test/await"
 )
+
+var oneNode = Query{Resource: "nodes", Selector: ByName("n1"), MetadataOnly: true}
 
 // TestSharedConnection: what asks at once at the start shares one connection, and
 // what asks at once when that is lost shares another. A node costs one TLS
@@ -49,7 +52,7 @@ func TestSharedConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := NewNodeLabels(api, "n1", labelName, nil).node.watcher
+	node := api.watcher(oneNode, nil)
 	askAtOnce := func() {
 		var asking sync.WaitGroup
 		for range 10 {
@@ -190,9 +193,9 @@ clusters: [{name: c, cluster: {server: "`+server.URL+`"}}]}`), 0o600); err != ni
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
-	pods := api.watcher(query{resource: "pods", selector: byName("n")}, nil)
+	pods := api.watcher(Query{Resource: "pods", Selector: ByName("n")}, nil)
 	if _, err := pods.list(ctx, metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "longer than 33554432 bytes") {
 		t.Errorf("got %v", err)
 	}
@@ -215,10 +218,9 @@ func TestRequestsAreMadeOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := slog.New(slog.DiscardHandler)
 	watchers := map[string]*watcher{
-		"node":      NewNodeLabels(api, "n1", labelName, log).node.watcher,
-		"ConfigMap": NewConfigMap(api, "gpu", "profiles", log).watcher,
+		"node":      api.watcher(oneNode, nil),
+		"ConfigMap": api.watcher(Query{Resource: "configmaps", Namespace: "gpu", Selector: ByName("profiles")}, nil),
 	}
 	for name, w := range watchers {
 		requests := map[string]func() error{

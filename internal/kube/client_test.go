@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -199,6 +200,59 @@ clusters: [{name: c, cluster: {server: "`+server.URL+`"}}]}`), 0o600); err != ni
 	if _, err := pods.list(ctx, metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "longer than 33554432 bytes") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// TestInsist: a request that is refused for now is made again when the server wants it, but not by all nodes at
+// the same time, and is given up in time.
+func TestInsist(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		took := map[time.Duration]bool{}
+		for range 10 {
+			refusals := 2
+			api := refusing(t, func() bool { refusals--; return refusals >= 0 })
+			began := time.Now()
+			if err := api.Insist(t.Context(), api.Get().Resource("nodes").Name("n1")).Error(); err != nil {
+				t.Error(err)
+			}
+			waited := time.Since(began) //nolint:forbidigo // in a synctest bubble: the time is simulated
+			took[waited] = true
+			if waited < 6*time.Second || waited > 12*time.Second {
+				t.Errorf("waited %s for a server that asks for 3 s twice", waited)
+			}
+		}
+		if len(took) == 1 {
+			t.Errorf("all nodes ask again after %v", took)
+		}
+		api := refusing(t, func() bool { return true })
+		began := time.Now()
+		err := api.Insist(t.Context(), api.Get().Resource("nodes").Name("n1")).Error()
+		waited := time.Since(began) //nolint:forbidigo // in a synctest bubble: the time is simulated
+		if !apierrors.IsTooManyRequests(err) || waited != api.Timeout {
+			t.Errorf("gave up after %s with %v", waited, err)
+		}
+	})
+}
+
+type roundTripper func(*http.Request) *http.Response
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r), nil }
+
+// refusing is a client of a server that asks for 3 s when it refuses.
+func refusing(t *testing.T, refuses func() bool) *Client {
+	t.Helper()
+	api, err := NewClient(&rest.Config{Host: "http://in-memory", Transport: roundTripper(func(r *http.Request) *http.Response {
+		answer := httptest.NewRecorder()
+		answer.Header().Set("Content-Type", "application/json")
+		if refuses() {
+			answer.Header().Set("Retry-After", "3")
+			answer.WriteHeader(http.StatusTooManyRequests)
+		}
+		return answer.Result()
+	})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return api
 }
 
 // TestRequestsAreMadeOnce: a server that asks for time is asked once, not again

@@ -68,16 +68,9 @@ type pace struct {
 
 func defaultPace() pace {
 	return pace{
-		// The jitter at most doubles a wait: no node waits for more than 40 s.
-		backoff: wait.Backoff{
-			Duration: 300 * time.Millisecond,
-			Factor:   2,
-			Jitter:   1,
-			Steps:    10,
-			Cap:      20 * time.Second,
-		},
-		spread: 5 * time.Second,
-		answer: 15 * time.Second,
+		backoff: Backoff(300*time.Millisecond, 20*time.Second),
+		spread:  5 * time.Second,
+		answer:  15 * time.Second,
 	}
 }
 
@@ -98,6 +91,34 @@ func Follow(ctx context.Context, requests cache.ListWatch, what string, into Sto
 	}
 	w.pace.list, w.pace.spread = list, spread
 	w.run(ctx)
+}
+
+// Follow lists and watches the objects and keeps the store up to date until ctx ends.
+func (c *Client) Follow(ctx context.Context, q Query, into Store) { c.watcher(q, into).run(ctx) }
+
+// Watch watches the objects from a version on, for 30 to 60 minutes. Who watches lists again when the
+// watch ends.
+func (c *Client) Watch(ctx context.Context, q Query, version string) (watch.Interface, error) {
+	timeout := int64(wait.Jitter(watchTimeout, 1) / time.Second)
+	return c.watcher(q, nil).open(ctx, metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: &timeout})
+}
+
+// watcher returns the watcher of these objects, which limits its requests itself.
+func (c *Client) watcher(q Query, into Store) *watcher {
+	pace := defaultPace()
+	pace.answer = c.Timeout
+	return &watcher{
+		what:  q.What,
+		store: into,
+		pace:  pace,
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return c.request(q, options).Do(ctx).Get()
+		},
+		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.Watch = true
+			return c.request(q, options).Watch(ctx)
+		},
+	}
 }
 
 func (w *watcher) run(ctx context.Context) {
@@ -175,7 +196,7 @@ func (w *watcher) watchFrom(ctx context.Context, options metav1.ListOptions) (wa
 			return nil, err
 		}
 		w.store.Failed(err)
-		wake.Sleep(ctx, w.retry.Step()+askedFor(err))
+		wake.Sleep(ctx, Pause(&w.retry, err))
 	}
 }
 
@@ -205,6 +226,22 @@ func (o openWatch) Stop() {
 	o.cancel()
 	o.Interface.Stop()
 }
+
+// Backoff returns the waits between tries that fail. They double from first to longest, and each is
+// randomly extended to at most twice as much, so that nodes which fail together come back apart.
+func Backoff(first, longest time.Duration) wait.Backoff {
+	return wait.Backoff{
+		Duration: first,
+		Factor:   2,
+		Jitter:   1,
+		Steps:    10,
+		Cap:      longest,
+	}
+}
+
+// Pause returns how long to wait after a request that failed: the backoff's next wait, and the delay
+// that the API server asks for.
+func Pause(retry *wait.Backoff, err error) time.Duration { return retry.Step() + askedFor(err) }
 
 // askedFor returns the delay that the API server asks for, randomly extended to at most twice as
 // much: it sends the same delay, up to 32 s, to all clients that it refuses (k8s.io/apiserver

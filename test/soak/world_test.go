@@ -476,18 +476,18 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	resource := "configmaps"
+	resource, one := "configmaps", r.URL.Path == "/api/v1/nodes/"+nodeName
 	if strings.HasPrefix(r.URL.Path, "/api/v1/nodes") {
 		resource = "nodes"
 	}
 	switch {
-	case r.Method != http.MethodGet:
+	case r.Method != http.MethodGet || one && strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata"):
 		_, _ = io.Copy(io.Discard, io.LimitReader(r.Body, 1<<20))
 		c.mu.Lock()
 		object := c.object("nodes")
 		c.mu.Unlock()
 		_ = json.NewEncoder(w).Encode(object)
-	case r.URL.Path == "/api/v1/nodes/"+nodeName:
+	case one:
 		_ = json.NewEncoder(w).Encode(corev1.Node{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "soak"},
 		})

@@ -19,7 +19,7 @@ import (
 
 	"github.com/virgate/virgate/internal/cluster"
 	"github.com/virgate/virgate/internal/command"
-	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/sharing"
@@ -135,7 +135,7 @@ func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.
 		return options, nil, "", command.Usage(fmt.Errorf("--domain: expected a domain such as nvidia.com, got %q",
 			options.Domain))
 	}
-	config, namespace, err := configsource.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
+	config, namespace, err := kube.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
 	if err == nil {
 		client, err = cluster.NewClient(config)
 	}

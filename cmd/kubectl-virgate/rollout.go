@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/command"
-	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/rollout"
 	"github.com/virgate/virgate/internal/status"
 )
@@ -245,7 +245,7 @@ func rolloutClient(cmd *cli.Command) (*rollout.Client, error) {
 		return nil, command.Usage(fmt.Errorf("--virgate-namespace: %q cannot be a namespace: %s", namespace,
 			problems[0]))
 	}
-	config, _, err := configsource.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
+	config, _, err := kube.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/virgate/virgate/internal/cluster"
 	"github.com/virgate/virgate/internal/command"
-	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/rollout"
 	"github.com/virgate/virgate/sharing"
@@ -23,7 +23,7 @@ const forecastTimeout, allForecasts = 8 * time.Second, 2 * time.Minute
 
 // planRollout is start with --dry-run. It returns an error if nodes would refuse.
 func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, spec rollout.Spec) error {
-	config, _, err := configsource.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
+	config, _, err := kube.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/virgate/virgate/internal/cluster"
-	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/test/await"
 )
@@ -252,7 +252,7 @@ func TestLiveTable(t *testing.T) {
 		if end == "error" {
 			url += "/none"
 		}
-		config, _, err := configsource.UserConfig(kubeconfigOf(t, url), "")
+		config, _, err := kube.UserConfig(kubeconfigOf(t, url), "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,9 +7,9 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/virgate/virgate/internal/command"
-	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/dradriver"
+	"github.com/virgate/virgate/internal/kube"
 )
 
 func draFlags(environment environment) []cli.Flag {
@@ -67,7 +67,7 @@ func draOptions(cmd *cli.Command) (*dradriver.Options, error) {
 	if cmd.String("node-name") == "" {
 		return nil, command.Usage(errors.New("--dra: --node-name is missing"))
 	}
-	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
+	config, err := kube.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {
 		return nil, fmt.Errorf("--dra: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodestatus"
 )
 
@@ -54,7 +55,7 @@ func endDaemonSet(ctx context.Context, cmd *cli.Command) error {
 		return command.Usage(fmt.Errorf("--daemonset: %w", err))
 	}
 	var left []string
-	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
+	config, err := kube.RESTConfig(cmd.String("kubeconfig"))
 	if err == nil {
 		left, err = nodestatus.EndDaemonSet(ctx, config, namespace, name, wait)
 	}

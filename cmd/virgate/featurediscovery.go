@@ -18,6 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/features"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/wake"
@@ -327,7 +328,7 @@ func (d *featureDiscovery) writeNodeFeature(ctx context.Context, labels map[stri
 	if node == "" {
 		return command.Usage(errors.New("--use-node-feature-api needs --node-name"))
 	}
-	config, err := configsource.RESTConfig(d.cmd.String("kubeconfig"))
+	config, err := kube.RESTConfig(d.cmd.String("kubeconfig"))
 	if err != nil {
 		return err
 	}

@@ -21,6 +21,7 @@ import (
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/web"
 )
@@ -236,7 +237,7 @@ func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Log
 	if err != nil {
 		return options, command.Usage(fmt.Errorf("--fallback-strategies: %w", err))
 	}
-	var api *configsource.Client
+	var api *kube.Client
 	if configMap := cmd.String("config-map"); configMap == "" {
 		options.Source = &configsource.Directory{Path: cmd.String("config-dir")}
 	} else {
@@ -260,17 +261,17 @@ func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Log
 	return options, nil
 }
 
-func newAPI(cmd *cli.Command) (*configsource.Client, error) {
-	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
+func newAPI(cmd *cli.Command) (*kube.Client, error) {
+	config, err := kube.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {
 		return nil, err
 	}
-	return configsource.NewClient(config)
+	return kube.NewClient(config)
 }
 
 // newLabels returns the labels of this Node, or nil if its name is not known. Without an api it
 // makes a client of its own; it returns an error if there is no API server.
-func newLabels(cmd *cli.Command, api *configsource.Client, log *slog.Logger) (*configsource.NodeLabels, error) {
+func newLabels(cmd *cli.Command, api *kube.Client, log *slog.Logger) (*configsource.NodeLabels, error) {
 	name := cmd.String("node-name")
 	if name == "" {
 		return nil, nil
@@ -295,7 +296,7 @@ func newClientLabels(cmd *cli.Command, labels *configsource.NodeLabels) (*nodest
 		}
 		return nil, nil
 	}
-	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
+	config, err := kube.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {
 		return nil, err
 	}
@@ -348,7 +349,7 @@ func evictor(cmd *cli.Command) (func(ctx context.Context, namespace, pod, uid st
 		return nil, command.Usage(errors.New(
 			"--evict-over-limit: set --watch-pods too: Virgate needs it to measure what each pod uses"))
 	}
-	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
+	config, err := kube.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {
 		return nil, fmt.Errorf("--evict-over-limit: %w", err)
 	}
@@ -532,7 +533,7 @@ func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.
 	if options.Node == "" {
 		err = errors.New("no --node-name")
 	} else {
-		options.Config, err = configsource.RESTConfig(cmd.String("kubeconfig"))
+		options.Config, err = kube.RESTConfig(cmd.String("kubeconfig"))
 	}
 	switch {
 	case err == nil:

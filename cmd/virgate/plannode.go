@@ -21,6 +21,7 @@ import (
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/nvml"
@@ -127,7 +128,7 @@ func nodeObjectLabels(ctx context.Context, object, kubeconfig string) (map[strin
 	if _, err := os.Stat(object); object != configsource.Stdin && errors.Is(err, os.ErrNotExist) &&
 		!strings.ContainsAny(object, "/") && !strings.HasSuffix(object, ".yaml") &&
 		!strings.HasSuffix(object, ".json") {
-		config, _, err := configsource.UserConfig(kubeconfig, "")
+		config, _, err := kube.UserConfig(kubeconfig, "")
 		if err != nil {
 			return nil, fmt.Errorf("--node-object %s: there is no such file, and the cluster is not known: %w", object,
 				err)

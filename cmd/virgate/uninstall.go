@@ -12,8 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/virgate/virgate/internal/command"
-	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodestatus"
 )
 
@@ -90,7 +90,7 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 	if !cmd.Bool("all") && len(nodes) == 0 {
 		return nil
 	}
-	config, err := configsource.RESTConfig(cmd.String("kubeconfig"))
+	config, err := kube.RESTConfig(cmd.String("kubeconfig"))
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/kube"
 )
 
 // Watcher keeps a Snapshot up to date. It lists Nodes and pods once and watches them from there. It
@@ -59,7 +59,7 @@ type watchPace struct {
 	// pages are read again. A snapshot is also made after later if nothing has changed, to show the
 	// age of heartbeats. kept is how long a page that cannot be read any more is still shown.
 	first, later, kept time.Duration
-	// list limits a list; spread is configsource.Follow's.
+	// list limits a list; spread is kube.Follow's.
 	list, spread time.Duration
 }
 
@@ -327,7 +327,7 @@ func (w *Watcher) lost() string {
 		failure)
 }
 
-// followed holds a Watcher's objects of one kind. It is the store for configsource.Follow.
+// followed holds a Watcher's objects of one kind. It is the store for kube.Follow.
 type followed[T any] struct {
 	w         *Watcher
 	what      string
@@ -347,7 +347,7 @@ type followed[T any] struct {
 }
 
 func (f *followed[T]) follow(ctx context.Context) {
-	configsource.Follow(ctx, cache.ListWatch{
+	kube.Follow(ctx, cache.ListWatch{
 		// The Reflector gets only the list's version: it would hold 30,000 pods at once.
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
 			items, version, err := f.list(ctx)
@@ -380,7 +380,7 @@ func (f *followed[T]) known() bool {
 	return f.kept != nil
 }
 
-// Replace and the next five methods implement the store for configsource.Follow.
+// Replace and the next five methods implement the store for kube.Follow.
 func (f *followed[T]) Replace([]any, string) error {
 	f.w.mutex.Lock()
 	defer f.w.mutex.Unlock()

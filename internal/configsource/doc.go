@@ -6,6 +6,6 @@
 // cannot be read, what was last seen stays.
 //
 // Read file.go for the simplest sources, then select.go: Choose decides, and NodeSource applies it.
-// A ConfigMap and a Node's labels (objects.go) are kept up to date by a watcher (watch.go) through
-// one connection (client.go). lastknowngood.go stores the profile in force for the next start.
+// Package kube keeps a ConfigMap and a Node's labels (objects.go, store.go) up to date.
+// lastknowngood.go stores the profile in force for the next start.
 package configsource

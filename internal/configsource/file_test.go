@@ -366,7 +366,7 @@ func TestFileAndMIGLabel(t *testing.T) {
 	nodes := newFakeServer()
 	log := slog.New(slog.DiscardHandler)
 	f := &File{Path: filepath.Join(t.TempDir(), "p.yaml")}
-	f.Labels = NewNodeLabels(&Client{nodes.watcher}, "n1", labelName, log)
+	f.Labels = NewNodeLabels(nodes, "n1", labelName, log)
 	started, err := configs.Parse("", nil, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -383,7 +383,7 @@ func TestFileAndMIGLabel(t *testing.T) {
 	next := startWatch(t, f)
 	next()
 	for _, layout := range []string{"all-disabled", "all-1g.5gb"} {
-		nodes.change("n1", labeledNode("", layout))
+		nodes.Change("n1", labeledNode("", layout))
 		for {
 			if selected, err := f.Profile(); err == nil && selected.Profile.MIG.Name == layout && selected.Layout == layout {
 				break

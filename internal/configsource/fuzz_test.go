@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/kube"
 )
 
 // FuzzParseConfigMapName checks that a name which is accepted has both parts, and
@@ -115,12 +116,12 @@ func FuzzEvents(f *testing.F) {
 			}
 		}
 		server := newFakeServer()
-		documents := NewConfigMap(&Client{server.watcher}, "gpu", "profiles", log)
+		documents := NewConfigMap(server, "gpu", "profiles", log)
 		documents.store.changed = func() {}
-		pods := NewPods(&Client{server.watcher}, "n", log)
+		pods := NewPods(server, "n", log)
 		pods.store.changed = func() {}
 		for _, object := range objects {
-			for _, into := range []store{documents.store, pods.store} {
+			for _, into := range []kube.Store{documents.store, pods.store} {
 				change := map[watch.EventType]func(any) error{watch.Added: into.Add, watch.Modified: into.Update, watch.Deleted: into.Delete}[watch.EventType(kind)]
 				if change == nil {
 					change = func(object any) error { return into.Replace([]any{object}, "7") }

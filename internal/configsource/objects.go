@@ -19,39 +19,46 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/virgate/virgate/configs"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/sharing"
 )
 
 var errNotThere = errors.New("not there")
 
+// Client follows objects of the API server. A *kube.Client is one.
+type Client interface {
+	Follow(context.Context, kube.Query, kube.Store)
+}
+
 // watched is the needed part of some objects of the API server, kept up to date.
 type watched[T any] struct {
-	store *partStore[T]
-	*watcher
+	kube.Query
+	store  *partStore[T]
+	client Client
 }
 
 // newWatched returns a watched; part and equal are as in partStore.
 func newWatched[T any](
-	client *Client,
-	q query,
+	client Client,
+	q kube.Query,
 	part func(object any) (string, T, bool),
 	equal func(a, b T) bool,
 	log *slog.Logger,
 ) watched[T] {
 	s := &partStore[T]{
-		what:  q.what,
+		what:  q.What,
 		part:  part,
 		equal: equal,
 		log:   log,
 	}
-	return watched[T]{s, client.watcher(q, s)}
+	return watched[T]{q, s, client}
 }
 
 // Watch follows the objects until ctx ends. It calls changed, from one goroutine, whenever their
 // value or error has changed.
 func (w watched[T]) Watch(ctx context.Context, changed func()) error {
 	w.store.changed = changed
-	w.run(ctx)
+	w.client.Follow(ctx, w.Query, w.store)
 	return nil
 }
 
@@ -63,8 +70,8 @@ type object[T any] struct {
 
 // newObject returns an object; of extracts the needed part.
 func newObject[T any](
-	client *Client,
-	q query,
+	client Client,
+	q kube.Query,
 	name string,
 	of func(object any) (T, bool),
 	equal func(a, b T) bool,
@@ -82,7 +89,7 @@ func newObject[T any](
 }
 
 // String returns the displayed name: "ConfigMap gpu/profiles".
-func (o object[T]) String() string { return o.what }
+func (o object[T]) String() string { return o.What }
 
 // value returns the part as last seen, even while the API server cannot be reached. The error is
 // that the object does not exist, or configs.ErrPending before the first read.
@@ -93,7 +100,7 @@ func (o object[T]) value() (T, error) {
 	case there:
 		return value, nil
 	case seen.parts != nil:
-		return value, fmt.Errorf("%s: %w", o.what, errNotThere)
+		return value, fmt.Errorf("%s: %w", o.What, errNotThere)
 	}
 	return value, o.store.pending()
 }
@@ -111,12 +118,12 @@ func ParseConfigMapName(s string) (namespace, name string, err error) {
 }
 
 // NewConfigMap returns a ConfigMap; Watch reads it.
-func NewConfigMap(client *Client, namespace, name string, log *slog.Logger) *ConfigMap {
-	q := query{
-		what:      "ConfigMap " + namespace + "/" + name,
-		resource:  "configmaps",
-		namespace: namespace,
-		selector:  byName(name),
+func NewConfigMap(client Client, namespace, name string, log *slog.Logger) *ConfigMap {
+	q := kube.Query{
+		What:      "ConfigMap " + namespace + "/" + name,
+		Resource:  "configmaps",
+		Namespace: namespace,
+		Selector:  kube.ByName(name),
 	}
 	return &ConfigMap{newObject(client, q, name, documentsOf, maps.Equal[configs.Documents, configs.Documents], log)}
 }
@@ -224,7 +231,7 @@ func (l labels) equal(other labels) bool { return reflect.DeepEqual(l, other) }
 
 // NewNodeLabels returns the NodeLabels of the named Node; Watch reads them. label is the name of
 // the label that names a profile.
-func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLabels {
+func NewNodeLabels(client Client, node, label string, log *slog.Logger) *NodeLabels {
 	// Like NVIDIA's config-manager, treat an empty label as no label. A state that another program
 	// wrote before this program's first read may be outdated.
 	var leftover migWriter
@@ -273,11 +280,11 @@ func NewNodeLabels(client *Client, node, label string, log *slog.Logger) *NodeLa
 		}
 		return now, true
 	}
-	q := query{
-		what:         "node " + node,
-		resource:     "nodes",
-		selector:     byName(node),
-		metadataOnly: true,
+	q := kube.Query{
+		What:         "node " + node,
+		Resource:     "nodes",
+		Selector:     kube.ByName(node),
+		MetadataOnly: true,
 	}
 	return &NodeLabels{Name: label, node: newObject(client, q, node, of, labels.equal, log)}
 }
@@ -355,7 +362,7 @@ func (l *NodeLabels) layout(now labels, selected configs.SelectedProfile) (confi
 	}
 	selected, err := selected.LeaveMIG(now.leftTo).SelectMIG(now.layout)
 	if err != nil {
-		return selected, fmt.Errorf("%s: label %s of %s: %w", selected, MIGLabel, l.node.what, err)
+		return selected, fmt.Errorf("%s: label %s of %s: %w", selected, MIGLabel, l.node.What, err)
 	}
 	return selected, nil
 }
@@ -402,11 +409,11 @@ type Pods struct {
 }
 
 // NewPods returns the Pods of the named Node; Watch reads them.
-func NewPods(client *Client, node string, log *slog.Logger) *Pods {
-	q := query{
-		what:     "pods of node " + node,
-		resource: "pods",
-		selector: fields.OneTermEqualSelector("spec.nodeName", node),
+func NewPods(client Client, node string, log *slog.Logger) *Pods {
+	q := kube.Query{
+		What:     "pods of node " + node,
+		Resource: "pods",
+		Selector: fields.OneTermEqualSelector("spec.nodeName", node),
 	}
 	return &Pods{newWatched(client, q, containersOf,
 		maps.Equal[map[string]sharing.Container, map[string]sharing.Container], log)}
@@ -445,7 +452,7 @@ func (p *Pods) Containers() (map[string]sharing.Container, error) {
 		maps.Copy(all, containers)
 	}
 	if seen.failure != nil {
-		return all, fmt.Errorf("%s: as last seen: %w", p.what, seen.failure)
+		return all, fmt.Errorf("%s: as last seen: %w", p.What, seen.failure)
 	}
 	return all, nil
 }

@@ -40,25 +40,25 @@ func labeledNode(profile, layout string) runtime.Object {
 // may be cut, over the same watch.
 func TestMIGLabel(t *testing.T) {
 	s := newTestNode(t, nil)
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four, "layouts": layouts}))
-	s.nodes.change("n1", labeledNode("a", ""))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four, "layouts": layouts}))
+	s.nodes.Change("n1", labeledNode("a", ""))
 	s.run()
 	balanced := generation(t, cutting)
 	s.await(balanced, "")
 	disabled := generation(t, strings.Replace(cutting, "all-balanced", "all-disabled", 1))
-	s.nodes.change("n1", labeledNode("a", "all-disabled"))
+	s.nodes.Change("n1", labeledNode("a", "all-disabled"))
 	s.await(disabled, "")
 
-	s.nodes.change("n1", labeledNode("a", "min"))
+	s.nodes.Change("n1", labeledNode("a", "min"))
 	s.await(disabled, `ConfigMap gpu/profiles[a]: label nvidia.com/mig.config of node n1: MIG layout "min": no layout has this name, did you mean mine?`)
 	if wanted, err := s.source.Profile(); !errors.Is(err, configs.ErrMIGLayout) || wanted.Name != "a" || wanted.Generation != "" {
 		t.Errorf("got %+v, %v; want the name alone", wanted, err)
 	}
-	s.nodes.change("n1", labeledNode("b", "min")) // Nothing is cut there.
+	s.nodes.Change("n1", labeledNode("b", "min")) // Nothing is cut there.
 	s.await(generation(t, four), "")
-	s.nodes.change("n1", labeledNode("a", "all-balanced"))
+	s.nodes.Change("n1", labeledNode("a", "all-balanced"))
 	s.await(balanced, "")
-	s.nodes.change("n1", labeledNode("a", "mine"))
+	s.nodes.Change("n1", labeledNode("a", "mine"))
 	mine, err := configs.Documents{"a": strings.Replace(cutting, "all-balanced", "mine", 1), "layouts": layouts}.Select("", "a", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -75,22 +75,23 @@ func TestMIGLabel(t *testing.T) {
 	if mine, err = allowing.SelectMIG("mine"); err != nil {
 		t.Fatal(err)
 	}
-	s.maps.change("profiles", fakeConfigMap(documents))
+	s.maps.Change("profiles", fakeConfigMap(documents))
 	s.await(mine.Generation, "")
-	s.nodes.change("n1", labeledNode("a", "all-disabled"))
+	s.nodes.Change("n1", labeledNode("a", "all-disabled"))
 	s.await(mine.Generation, `ConfigMap gpu/profiles[a]: label nvidia.com/mig.config of node n1: MIG layout "all-disabled": mig.allowed does not have it, only ["mine"]`)
 	if _, err := s.source.Profile(); !errors.Is(err, configs.ErrMIGLayout) {
 		t.Errorf("%v is no fault of a layout", err)
 	}
-	s.nodes.change("n1", labeledNode("a", ""))
+	s.nodes.Change("n1", labeledNode("a", ""))
 	s.await(allowing.Generation, "")
-	s.nodes.change("n1", labeledNode("b", "all-balanced"))
+	s.nodes.Change("n1", labeledNode("b", "all-balanced"))
 	s.await(allowing.Generation, `ConfigMap gpu/profiles[b]: mig.config: MIG layout "all-balanced": GPUs with MIG are not offered with flags.migStrategy none, the default: choose mixed or single`)
 	if _, err := s.source.Profile(); !errors.Is(err, configs.ErrMIGLayout) {
 		t.Errorf("%v is no fault of a layout", err)
 	}
-	if s.stop(); s.nodes.lists != 1 || s.nodes.opened != 1 {
-		t.Errorf("%d lists of the node, %d watches", s.nodes.lists, s.nodes.opened)
+	s.stop()
+	if lists, watches := s.nodes.Answered(); lists != 1 || watches != 1 {
+		t.Errorf("%d lists of the node, %d watches", lists, watches)
 	}
 }
 
@@ -98,7 +99,7 @@ func TestMIGLabel(t *testing.T) {
 // runs it, or somebody writes their state.
 func TestMIGManager(t *testing.T) {
 	s := newTestNode(t, nil)
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four}))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four}))
 	long, then := metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
 	state := func(manager string, at metav1.Time) metav1.ManagedFieldsEntry {
 		return metav1.ManagedFieldsEntry{Manager: manager, Time: &at, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:nvidia.com/mig.config.state":{}}}}`)}
@@ -109,7 +110,7 @@ func TestMIGManager(t *testing.T) {
 		for i := 0; i < len(labels); i += 2 {
 			metav1.SetMetaDataLabel(&node.ObjectMeta, labels[i], labels[i+1])
 		}
-		s.nodes.change("n1", node)
+		s.nodes.Change("n1", node)
 	}
 	leftover := []metav1.ManagedFieldsEntry{state("nvidia-mig-manager", long)}
 	set("a", "", leftover)
@@ -177,14 +178,14 @@ func TestPaused(t *testing.T) {
 		const plugin = "nvidia.com/gpu.deploy.device-plugin"
 		var log strings.Builder
 		nodes := newFakeServer()
-		labels := NewNodeLabels(&Client{nodes.watcher}, "n1", labelName, slog.New(slog.NewTextHandler(&log, nil)))
+		labels := NewNodeLabels(nodes, "n1", labelName, slog.New(slog.NewTextHandler(&log, nil)))
 		if _, known := labels.Paused(); known {
 			t.Error("known before the node")
 		}
 		set := func(value string) {
 			node := labeledNode("a", "").(*metav1.PartialObjectMetadata)
 			metav1.SetMetaDataLabel(&node.ObjectMeta, plugin, value)
-			nodes.change("n1", node)
+			nodes.Change("n1", node)
 		}
 		var mu sync.Mutex // A timer's goroutine calls changed, too.
 		pauses := []bool{}
@@ -244,11 +245,11 @@ func TestRunningClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const dcgm, exporter = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"
 		nodes := newFakeServer()
-		labels := NewNodeLabels(&Client{nodes.watcher}, "n1", labelName, slog.New(slog.DiscardHandler))
+		labels := NewNodeLabels(nodes, "n1", labelName, slog.New(slog.DiscardHandler))
 		if running := labels.RunningClients(); running != nil {
 			t.Errorf("before the node: %q", running)
 		}
-		nodes.change("n1", labeledNode("a", ""))
+		nodes.Change("n1", labeledNode("a", ""))
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- labels.Watch(ctx, func() {}) }()
@@ -268,7 +269,7 @@ func TestRunningClients(t *testing.T) {
 			for label, value := range test.labels {
 				metav1.SetMetaDataLabel(&node.ObjectMeta, label, value)
 			}
-			nodes.change("n1", node)
+			nodes.Change("n1", node)
 			<-time.After(time.Second) //nolint:forbidigo // in a synctest bubble: the time is simulated
 			synctest.Wait()
 			if got := labels.RunningClients(); !slices.Equal(got, test.want) {
@@ -293,26 +294,26 @@ func TestReplaced(t *testing.T) {
 		node.UID = uid
 		return node
 	}
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten}))
-	s.nodes.change("n1", node("1", "a"))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten}))
+	s.nodes.Change("n1", node("1", "a"))
 	s.run()
 	<-heard
 	s.await(generation(t, four), "")
-	s.nodes.change("n1", node("1", "b"))
+	s.nodes.Change("n1", node("1", "b"))
 	s.await(generation(t, ten), "")
-	s.nodes.change("n1", nil)
+	s.nodes.Change("n1", nil)
 	s.await(generation(t, ten), "not there")
-	s.nodes.change("n1", node("2", "b"))
+	s.nodes.Change("n1", node("2", "b"))
 	<-heard
-	s.nodes.setAway(errors.New("connection refused"))
-	s.nodes.change("n1", nil)
-	s.nodes.change("n1", node("3", "a"))
-	s.nodes.expire()
-	s.nodes.setAway(nil)
+	s.nodes.SetAway(errors.New("connection refused"))
+	s.nodes.Change("n1", nil)
+	s.nodes.Change("n1", node("3", "a"))
+	s.nodes.Expire()
+	s.nodes.SetAway(nil)
 	<-heard
 	s.await(generation(t, four), "")
-	s.nodes.drop()
-	s.nodes.change("n1", node("3", "b"))
+	s.nodes.Drop()
+	s.nodes.Change("n1", node("3", "b"))
 	s.await(generation(t, ten), "")
 	if len(heard) > 0 {
 		t.Errorf("heard of a Node %d times more", len(heard))
@@ -329,8 +330,8 @@ func fakePod(uid, name string, ids map[string]string) *corev1.Pod {
 
 func TestPods(t *testing.T) {
 	server := newFakeServer()
-	pods := NewPods(&Client{server.watcher}, "n1", slog.New(slog.DiscardHandler))
-	server.setAway(errors.New("forbidden"))
+	pods := NewPods(server, "n1", slog.New(slog.DiscardHandler))
+	server.SetAway(errors.New("forbidden"))
 	changes := make(chan struct{}, 100)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -361,33 +362,33 @@ func TestPods(t *testing.T) {
 	if _, err := pods.Containers(); !errors.Is(err, configs.ErrPending) || err.Error() != "pods of node n1: not known yet: list pods of node n1: forbidden" {
 		t.Errorf("before the pods are known: %v", err)
 	}
-	server.setAway(nil)
+	server.SetAway(nil)
 	expect(nil)
-	server.change("p", fakePod("1", "p", map[string]string{"waits": ""}))
-	server.change("q", fakePod("2", "q", map[string]string{"y": "c://2y", "x": "c://2x"}))
+	server.Change("p", fakePod("1", "p", map[string]string{"waits": ""}))
+	server.Change("q", fakePod("2", "q", map[string]string{"y": "c://2y", "x": "c://2x"}))
 	expect(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}})
 	if uid, none := pods.PodUID("a", "q"), pods.PodUID("b", "q"); uid != "2" || none != "" {
 		t.Errorf("UID of a/q %q, of b/q %q", uid, none)
 	}
-	server.change("q of before", fakePod("3", "q", map[string]string{"x": "c://3"}))
+	server.Change("q of before", fakePod("3", "q", map[string]string{"x": "c://3"}))
 	expect(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}, "3": {Namespace: "a", Pod: "q", Name: "x"}})
 	if uid := pods.PodUID("a", "q"); uid != "" {
 		t.Errorf("of two pods of one name the UID is %q", uid)
 	}
-	server.change("q of before", nil)
+	server.Change("q of before", nil)
 	expect(map[string]sharing.Container{"2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"}})
-	server.change("p", fakePod("1", "p", map[string]string{"waits": "c://1"}))
+	server.Change("p", fakePod("1", "p", map[string]string{"waits": "c://1"}))
 	expect(map[string]sharing.Container{
 		"1": {Namespace: "a", Pod: "p", Name: "waits"}, "2x": {Namespace: "a", Pod: "q", Name: "x"}, "2y": {Namespace: "a", Pod: "q", Name: "y"},
 	})
-	server.change("q", nil)
+	server.Change("q", nil)
 	expect(map[string]sharing.Container{"1": {Namespace: "a", Pod: "p", Name: "waits"}})
 
 	// Another pod of the same name, while nobody watches.
-	server.setAway(errors.New("refused"))
-	server.change("p", nil)
-	server.change("p", fakePod("3", "p", map[string]string{"waits": "c://3"}))
-	server.expire()
+	server.SetAway(errors.New("refused"))
+	server.Change("p", nil)
+	server.Change("p", fakePod("3", "p", map[string]string{"waits": "c://3"}))
+	server.Expire()
 	lost := func() bool {
 		got, err := pods.Containers()
 		return len(got) == 1 && got["1"].Pod == "p" && err != nil && strings.Contains(err.Error(), "as last seen: ") && strings.Contains(err.Error(), "refused")
@@ -403,7 +404,7 @@ func TestPods(t *testing.T) {
 	if uid := pods.PodUID("a", "p"); uid != "" {
 		t.Errorf("as last seen: the UID is %q", uid)
 	}
-	server.setAway(nil)
+	server.SetAway(nil)
 	expect(map[string]sharing.Container{"3": {Namespace: "a", Pod: "p", Name: "waits"}})
 }
 
@@ -413,8 +414,8 @@ func TestWithLabel(t *testing.T) {
 	if _, err := s.source.WithLabel(labelName, "a"); !errors.Is(err, configs.ErrPending) {
 		t.Errorf("before the Node was read: %v", err)
 	}
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four}))
-	s.nodes.change("n1", labeledNode("a", ""))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four}))
+	s.nodes.Change("n1", labeledNode("a", ""))
 	s.run()
 	s.await(generation(t, cutting), "")
 	for _, test := range []struct{ label, value, refusal string }{
@@ -431,9 +432,9 @@ func TestWithLabel(t *testing.T) {
 			t.Errorf("%s: %v, want %q", test.value, wantErr, test.refusal)
 		}
 		if test.label == MIGLabel {
-			s.nodes.change("n1", labeledNode("a", test.value))
+			s.nodes.Change("n1", labeledNode("a", test.value))
 		} else {
-			s.nodes.change("n1", labeledNode(test.value, ""))
+			s.nodes.Change("n1", labeledNode(test.value, ""))
 		}
 		if wantErr == nil {
 			s.await(want.Generation, "")
@@ -443,11 +444,11 @@ func TestWithLabel(t *testing.T) {
 		if got, err := s.source.Profile(); got.Generation != want.Generation || got.String() != want.String() || (err == nil) != (wantErr == nil) {
 			t.Errorf("%s: %s, %v; foreseen were %s, %v", test.value, got, err, want, wantErr)
 		}
-		s.nodes.change("n1", labeledNode("a", ""))
+		s.nodes.Change("n1", labeledNode("a", ""))
 		s.await(generation(t, cutting), "")
 	}
 
-	s.nodes.change("n1", labeledNode("b", ""))
+	s.nodes.Change("n1", labeledNode("b", ""))
 	s.await(generation(t, four), "")
 	none := &NodeSource{Source: s.source.Source, Started: s.source.Started}
 	for _, test := range []struct {
@@ -466,7 +467,7 @@ func TestWithLabel(t *testing.T) {
 	// Whoever makes the layouts is named, and it is no fault of the profile.
 	left := labeledNode("a", "").(*metav1.PartialObjectMetadata)
 	metav1.SetMetaDataLabel(&left.ObjectMeta, migManagerLabel, "true")
-	s.nodes.change("n1", left)
+	s.nodes.Change("n1", left)
 	own, err := configs.Documents{"a": cutting}.Select("", "a", nil)
 	if err != nil {
 		t.Fatal(err)

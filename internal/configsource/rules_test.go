@@ -49,53 +49,53 @@ func (s *testNode) by(want string) {
 
 func TestRules(t *testing.T) {
 	s := newTestNode(t, func(n *NodeSource) { n.Default = "two" })
-	s.nodes.change("n1", pooled("pool", "a"))
-	s.maps.change("profiles", withRules(byPool))
+	s.nodes.Change("n1", pooled("pool", "a"))
+	s.maps.Change("profiles", withRules(byPool))
 	s.run()
 	s.await(generation(t, four), "")
 	s.by("rule 1 of ConfigMap gpu/profiles")
 
 	// Labels that come, go and change.
-	s.nodes.change("n1", pooled("pool", "b"))
+	s.nodes.Change("n1", pooled("pool", "b"))
 	s.await(generation(t, ten), "")
 	s.by("rule 2 of ConfigMap gpu/profiles")
-	s.nodes.change("n1", pooled())
+	s.nodes.Change("n1", pooled())
 	s.await(generation(t, two), "")
 	s.by("default: no rule of ConfigMap gpu/profiles matches")
-	s.nodes.change("n1", pooled("pool", "b", labelName, "four"))
+	s.nodes.Change("n1", pooled("pool", "b", labelName, "four"))
 	s.await(generation(t, four), "")
 	s.by("label " + labelName)
-	s.nodes.change("n1", pooled("pool", "b"))
+	s.nodes.Change("n1", pooled("pool", "b"))
 	s.await(generation(t, ten), "")
 
 	// An edit, a broken one, and the way back.
-	s.maps.change("profiles", withRules(strings.Replace(byPool, "ten", "two", 1)))
+	s.maps.Change("profiles", withRules(strings.Replace(byPool, "ten", "two", 1)))
 	s.await(generation(t, two), "")
 	broken := strings.Replace(byPool, "profile: ten", "profile: eleven", 1)
-	s.maps.change("profiles", withRules(broken))
+	s.maps.Change("profiles", withRules(broken))
 	s.await(generation(t, two), `ConfigMap gpu/profiles[virgate-rules]:5: rules[1].profile: rule 2: no profile has this name, there is four, ten, two (got "eleven")`)
 	s.by("refused rules of ConfigMap gpu/profiles")
-	s.nodes.change("n1", pooled("pool", "a"))
+	s.nodes.Change("n1", pooled("pool", "a"))
 	s.await(generation(t, two), "rule 2: no profile has this name")
-	s.nodes.change("n1", pooled("pool", "a", labelName, "ten")) // Who needs another profile now has the label.
+	s.nodes.Change("n1", pooled("pool", "a", labelName, "ten")) // Who needs another profile now has the label.
 	s.await(generation(t, ten), "")
-	s.nodes.change("n1", pooled("pool", "a"))
+	s.nodes.Change("n1", pooled("pool", "a"))
 	s.await(generation(t, ten), "rule 2: no profile has this name")
-	s.maps.change("profiles", withRules(byPool))
+	s.maps.Change("profiles", withRules(byPool))
 	s.await(generation(t, four), "")
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"two": two, "four": four}))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"two": two, "four": four}))
 	s.await(generation(t, two), "")
 	s.by("default")
 
 	// Nothing changes while the API server is away.
-	s.maps.change("profiles", withRules(byPool))
+	s.maps.Change("profiles", withRules(byPool))
 	s.await(generation(t, four), "")
-	s.maps.setAway(errors.New("connection refused"))
-	s.nodes.setAway(errors.New("connection refused"))
+	s.maps.SetAway(errors.New("connection refused"))
+	s.nodes.SetAway(errors.New("connection refused"))
 	s.await(generation(t, four), "")
-	s.nodes.change("n1", pooled("pool", "b"))
-	s.maps.setAway(nil)
-	s.nodes.setAway(nil)
+	s.nodes.Change("n1", pooled("pool", "b"))
+	s.maps.SetAway(nil)
+	s.nodes.SetAway(nil)
 	s.await(generation(t, ten), "")
 }
 
@@ -104,13 +104,13 @@ func TestRulesLayout(t *testing.T) {
 	rules := "rules: [{nodeSelector: {pool: a}, profile: mig, mig: all-1g.5gb}, {nodeSelector: {pool: b}, profile: four, mig: all-1g.5gb}]"
 	layout := func(name string) string { return generation(t, strings.Replace(cutting, "all-balanced", name, 1)) }
 	s := newTestNode(t, nil)
-	s.nodes.change("n1", pooled("pool", "a"))
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"mig": cutting, "four": four, configs.RulesName: rules}))
+	s.nodes.Change("n1", pooled("pool", "a"))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"mig": cutting, "four": four, configs.RulesName: rules}))
 	s.run()
 	s.await(layout("all-1g.5gb"), "")
-	s.nodes.change("n1", pooled("pool", "a", MIGLabel, "all-disabled"))
+	s.nodes.Change("n1", pooled("pool", "a", MIGLabel, "all-disabled"))
 	s.await(layout("all-disabled"), "")
-	s.nodes.change("n1", pooled("pool", "b"))
+	s.nodes.Change("n1", pooled("pool", "b"))
 	s.await(layout("all-disabled"), `ConfigMap gpu/profiles[four]: rule 2 of ConfigMap gpu/profiles: MIG layout "all-1g.5gb": the profile does not have mig.manage: true`)
 	if wanted, err := s.source.Profile(); !errors.Is(err, configs.ErrMIGLayout) || wanted.Choice.Rule != 2 {
 		t.Errorf("%+v, %v", wanted.Choice, err)
@@ -129,8 +129,8 @@ func TestRulesBeforeTheGPUs(t *testing.T) {
 			return nil
 		}
 	})
-	s.nodes.change("n1", pooled("nvidia.com/gpu.product", "H100"))
-	s.maps.change("profiles", withRules(byModel))
+	s.nodes.Change("n1", pooled("nvidia.com/gpu.product", "H100"))
+	s.maps.Change("profiles", withRules(byModel))
 	s.run()
 	s.await(generation(t, two), "")
 	s.by("default: until the node's GPUs are known, because rule 2 of ConfigMap gpu/profiles asks for nvidia.com/gpu.product")
@@ -141,11 +141,11 @@ func TestRulesBeforeTheGPUs(t *testing.T) {
 		}
 	}
 	awaits(true)
-	s.nodes.change("n1", pooled("pool", "a"))
+	s.nodes.Change("n1", pooled("pool", "a"))
 	s.await(generation(t, four), "")
 	awaits(false)
 	inventory.Store(&map[string]string{"nvidia.com/gpu.product": "H100"})
-	s.nodes.change("n1", pooled())
+	s.nodes.Change("n1", pooled())
 	s.await(generation(t, ten), "")
 	s.by("rule 2 of ConfigMap gpu/profiles")
 	awaits(false)
@@ -155,7 +155,7 @@ func TestRulesBeforeTheGPUs(t *testing.T) {
 
 	// A profile with other settings of the process cannot come into force by such a rule, and the error says why.
 	ten := ten + "flags: {failOnInitError: false}\n"
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"four": four, "two": two, "ten": ten, configs.RulesName: byModel}))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"four": four, "two": two, "ten": ten, configs.RulesName: byModel}))
 	await.True(t, "the changed ConfigMap", func() bool {
 		documents, err := s.source.Source.Documents()
 		return err == nil && documents["ten"] == ten
@@ -168,11 +168,11 @@ func TestRulesBeforeTheGPUs(t *testing.T) {
 // TestRulesWithoutGPUs: a program that never knows the GPUs says so, and chooses nothing in place of what a rule would.
 func TestRulesWithoutGPUs(t *testing.T) {
 	s := newTestNode(t, func(n *NodeSource) { n.Default = "two" })
-	s.nodes.change("n1", pooled("pool", "a"))
-	s.maps.change("profiles", withRules(byModel))
+	s.nodes.Change("n1", pooled("pool", "a"))
+	s.maps.Change("profiles", withRules(byModel))
 	s.run()
 	s.await(generation(t, four), "")
-	s.nodes.change("n1", pooled())
+	s.nodes.Change("n1", pooled())
 	s.await(generation(t, four), "ConfigMap gpu/profiles[virgate-rules]: rule 2 asks for nvidia.com/gpu.product, which only virgate run")
 	if wanted, _ := s.source.Profile(); wanted.Name != "" {
 		t.Errorf("%s is named, which a rule may replace", wanted.Name)
@@ -184,15 +184,15 @@ func TestRulesSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		spread := func(time string) string { return "spread: " + time + "\n" + byPool }
 		s := newTestNode(t, nil)
-		s.nodes.change("n1", pooled("pool", "a"))
-		s.maps.change("profiles", withRules(spread("0s")))
+		s.nodes.Change("n1", pooled("pool", "a"))
+		s.maps.Change("profiles", withRules(spread("0s")))
 		s.run()
 		s.await(generation(t, four), "")
 
 		// The text of a profile changes, and the rules say how fast.
 		edit := func(rules string, replicas int) string {
 			text := strings.Replace(four, "4", fmt.Sprint(replicas), 1)
-			s.maps.change("profiles", fakeConfigMap(map[string]string{"four": text, "ten": ten, "two": two, configs.RulesName: rules}))
+			s.maps.Change("profiles", fakeConfigMap(map[string]string{"four": text, "ten": ten, "two": two, configs.RulesName: rules}))
 			synctest.Wait()
 			return generation(t, text)
 		}
@@ -234,17 +234,17 @@ func TestRulesSpread(t *testing.T) {
 
 		// The node's labels count at once, and so does its own label, which can name what is new.
 		edit(spread("1h"), 6)
-		s.nodes.change("n1", pooled("pool", "b"))
+		s.nodes.Change("n1", pooled("pool", "b"))
 		synctest.Wait()
 		if s.last() != generation(t, ten) {
 			t.Error("a label waits for the ConfigMap")
 		}
-		s.nodes.change("n1", pooled("pool", "b", labelName, "four"))
+		s.nodes.Change("n1", pooled("pool", "b", labelName, "four"))
 		synctest.Wait()
 		if s.last() != generation(t, strings.Replace(four, "4", "6", 1)) {
 			t.Error("the node's own label names what is not there yet")
 		}
-		s.nodes.change("n1", pooled("pool", "a"))
+		s.nodes.Change("n1", pooled("pool", "a"))
 		synctest.Wait()
 		// Without a spread it is at once, and so is what is wrong.
 		next := edit(spread("1h"), 7)
@@ -297,8 +297,8 @@ func TestRulesAnySequence(t *testing.T) {
 					for name, value := range labels {
 						pairs = append(pairs, name, value)
 					}
-					s.nodes.change("n1", pooled(pairs...))
-					s.maps.change("profiles", fakeConfigMap(maps.Clone(documents)))
+					s.nodes.Change("n1", pooled(pairs...))
+					s.maps.Change("profiles", fakeConfigMap(maps.Clone(documents)))
 				}
 				put()
 				s.run()

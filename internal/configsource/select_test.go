@@ -130,15 +130,15 @@ func FuzzParseFallbacks(f *testing.F) {
 // into force while the label is not known, however long that takes.
 func TestNothingBeforeTheLabel(t *testing.T) {
 	s := newTestNode(t, func(n *NodeSource) { n.Default = "four" })
-	s.nodes.change("n1", fakeNode("n1", "ten"))
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"four": four, "ten": ten}))
-	s.nodes.setAway(errors.New("connection refused"))
+	s.nodes.Change("n1", fakeNode("n1", "ten"))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"four": four, "ten": ten}))
+	s.nodes.SetAway(errors.New("connection refused"))
 	s.run()
 	s.await("", "node n1: not known yet: list node n1: connection refused")
 	if _, err := s.source.Profile(); !errors.Is(err, configs.ErrPending) {
 		t.Errorf("%v is not pending", err)
 	}
-	s.nodes.setAway(nil)
+	s.nodes.SetAway(nil)
 	s.await(generation(t, ten), "")
 	if len(s.applied) != 1 {
 		t.Errorf("applied %q, want one", s.applied)
@@ -155,27 +155,29 @@ func TestServerAway(t *testing.T) {
 	}{{"and back", false, 1}, {"and back, having forgotten", true, 2}} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newTestNode(t, nil)
-			s.nodes.change("n1", fakeNode("n1", "a"))
-			s.maps.change("profiles", fakeConfigMap(map[string]string{"a": ten}))
+			s.nodes.Change("n1", fakeNode("n1", "a"))
+			s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": ten}))
 			s.run()
 			s.await(generation(t, ten), "")
 			// A watch that has brought nothing within its first second, the Reflector
 			// takes for a broken one, and lists.
-			s.maps.change("profiles", fakeConfigMap(map[string]string{"a": four}))
+			s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": four}))
 			s.await(generation(t, four), "")
-			s.maps.setAway(errors.New("connection refused"))
-			s.maps.change("profiles", fakeConfigMap(map[string]string{"a": ten}))
+			s.maps.SetAway(errors.New("connection refused"))
+			s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": ten}))
 			if test.expire {
-				s.maps.expire()
+				s.maps.Expire()
 			}
-			s.nodes.change("n1", fakeNode("n1", "b"))
+			s.nodes.Change("n1", fakeNode("n1", "b"))
 			s.await(generation(t, four), `wants "b": it holds a`)
-			s.nodes.change("n1", fakeNode("n1", "a"))
+			s.nodes.Change("n1", fakeNode("n1", "a"))
 			s.await(generation(t, four), "")
-			s.maps.setAway(nil)
+			s.maps.SetAway(nil)
 			s.await(generation(t, ten), "")
-			if s.stop(); s.maps.lists != test.lists || s.nodes.lists != 1 || s.nodes.opened != 1 {
-				t.Errorf("%d lists of the ConfigMap, %d of the node, %d watches", s.maps.lists, s.nodes.lists, s.nodes.opened)
+			s.stop()
+			ofMap, _ := s.maps.Answered()
+			if lists, watches := s.nodes.Answered(); ofMap != test.lists || lists != 1 || watches != 1 {
+				t.Errorf("%d lists of the ConfigMap, %d of the node, %d watches", ofMap, lists, watches)
 			}
 		})
 	}
@@ -185,16 +187,16 @@ func TestServerAway(t *testing.T) {
 // watches.
 func TestDeletedWhileAway(t *testing.T) {
 	s := newTestNode(t, nil)
-	s.nodes.change("n1", fakeNode("n1", "a"))
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten}))
+	s.nodes.Change("n1", fakeNode("n1", "a"))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten}))
 	s.run()
 	s.await(generation(t, four), "")
-	s.nodes.setAway(errors.New("connection refused"))
-	s.nodes.change("n1", nil)
-	s.nodes.expire()
-	s.nodes.setAway(nil)
+	s.nodes.SetAway(errors.New("connection refused"))
+	s.nodes.Change("n1", nil)
+	s.nodes.Expire()
+	s.nodes.SetAway(nil)
 	s.await(generation(t, four), "node n1: not there")
-	s.nodes.change("n1", fakeNode("n1", "b"))
+	s.nodes.Change("n1", fakeNode("n1", "b"))
 	s.await(generation(t, ten), "")
 }
 
@@ -202,16 +204,16 @@ func TestDeletedWhileAway(t *testing.T) {
 func TestOtherObjects(t *testing.T) {
 	third := strings.Replace(four, "4", "3", 1)
 	s := newTestNode(t, nil)
-	s.nodes.change("n2", fakeNode("n2", "b"))
-	s.nodes.change("n1", fakeNode("n1", "a"))
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten, "c": third}))
+	s.nodes.Change("n2", fakeNode("n2", "b"))
+	s.nodes.Change("n1", fakeNode("n1", "a"))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten, "c": third}))
 	s.run()
 	s.await(generation(t, four), "")
 	before := s.problems
-	s.nodes.change("n2", fakeNode("n2", ""))
-	s.nodes.change("n2", fakeNode("n2", "b"))
-	s.nodes.change("n2", nil)
-	s.nodes.change("n1", fakeNode("n1", "c"))
+	s.nodes.Change("n2", fakeNode("n2", ""))
+	s.nodes.Change("n2", fakeNode("n2", "b"))
+	s.nodes.Change("n2", nil)
+	s.nodes.Change("n1", fakeNode("n1", "c"))
 	s.await(generation(t, third), "")
 	s.stop()
 	if len(s.applied) != 2 || s.problems != before {
@@ -222,11 +224,11 @@ func TestOtherObjects(t *testing.T) {
 // TestSettingOfTheProcess: a profile that changes one is refused as a whole.
 func TestSettingOfTheProcess(t *testing.T) {
 	s := newTestNode(t, nil)
-	s.nodes.change("n1", fakeNode("n1", "a"))
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten + "flags: {nvidiaDriverRoot: /x, failOnInitError: false}\n"}))
+	s.nodes.Change("n1", fakeNode("n1", "a"))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten + "flags: {nvidiaDriverRoot: /x, failOnInitError: false}\n"}))
 	s.run()
 	s.await(generation(t, four), "")
-	s.nodes.change("n1", fakeNode("n1", "b"))
+	s.nodes.Change("n1", fakeNode("n1", "b"))
 	s.await(generation(t, four), "ConfigMap gpu/profiles[b]: flags.failOnInitError: cannot change while the program runs (is true, wanted false)")
 	s.await(generation(t, four), "flags.nvidiaDriverRoot: cannot change while the program runs (is /, wanted /x)")
 	if wanted, err := s.source.Profile(); err == nil || wanted.Name != "b" || wanted.Generation != "" {
@@ -238,8 +240,8 @@ func TestSettingOfTheProcess(t *testing.T) {
 // asked for, since a fault of a GPU must not wait for a mebibyte of YAML.
 func TestReadsOnce(t *testing.T) {
 	s := newTestNode(t, nil)
-	s.maps.change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten}))
-	s.nodes.change("n1", fakeNode("n1", "a"))
+	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten}))
+	s.nodes.Change("n1", fakeNode("n1", "a"))
 	s.run()
 	s.await(generation(t, four), "")
 	s.stop()
@@ -298,18 +300,18 @@ func (h *history) unique() string {
 func (h *history) setLabel(value *string) {
 	h.labels = append(h.labels, value)
 	if value == nil {
-		h.nodes.change("n1", nil)
+		h.nodes.Change("n1", nil)
 		return
 	}
-	h.nodes.change("n1", fakeNode("n1", *value))
+	h.nodes.Change("n1", fakeNode("n1", *value))
 }
 
 func (h *history) setConfigMap(documents configs.Documents) configs.Documents {
 	h.configMaps = append(h.configMaps, documents)
 	if documents == nil {
-		h.maps.change("profiles", nil)
+		h.maps.Change("profiles", nil)
 	} else {
-		h.maps.change("profiles", fakeConfigMap(documents))
+		h.maps.Change("profiles", fakeConfigMap(documents))
 	}
 	return documents
 }
@@ -322,13 +324,13 @@ func (h *history) change() {
 	case 1:
 		h.setConfigMap(nil)
 	case 2:
-		h.nodes.expire()
+		h.nodes.Expire()
 	case 3:
-		h.maps.expire()
+		h.maps.Expire()
 	case 16:
-		h.nodes.drop()
+		h.nodes.Drop()
 	case 17:
-		h.maps.drop()
+		h.maps.Drop()
 	case 4, 5, 6, 7, 8:
 		label := names[h.random.IntN(len(names))]
 		h.setLabel(&label)

@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/dra"
 	"github.com/virgate/virgate/internal/dradriver"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/simdra"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
@@ -39,7 +40,7 @@ func (n *claimsNode) labelsOf(t *testing.T, labels map[string]string) *configsou
 	t.Cleanup(func() { server.CloseClientConnections(); server.Close() })
 	config := *n.api.Config()
 	config.Host = server.URL
-	client, err := configsource.NewClient(&config)
+	client, err := kube.NewClient(&config)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,13 +20,11 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/wake"
 )
 
@@ -102,7 +100,7 @@ type Driver struct {
 	options Options
 	// pool is the name of the node's only pool.
 	pool   string
-	rest   rest.Interface
+	api    *kube.Client
 	timing timing
 	log    *slog.Logger
 
@@ -124,8 +122,8 @@ type timing struct {
 	// starting kubelet, changes them; it is random, up to this duration.
 	pace, settle time.Duration
 	// spread is the time over which the nodes of a cluster reconnect when their watches end at the
-	// same moment. watch is the minimum duration of a watch.
-	spread, watch time.Duration
+	// same moment.
+	spread time.Duration
 	// request is how long the API server may take for one claim or one check.
 	request time.Duration
 	retry   wait.Backoff
@@ -140,16 +138,9 @@ func defaultTiming() timing {
 		pace:    time.Second,
 		settle:  500 * time.Millisecond,
 		spread:  5 * time.Second,
-		watch:   30 * time.Minute,
 		request: 20 * time.Second,
-		retry: wait.Backoff{
-			Duration: 300 * time.Millisecond,
-			Factor:   2,
-			Jitter:   1,
-			Steps:    10,
-			Cap:      30 * time.Second,
-		},
-		beat: 10 * time.Second,
+		retry:   kube.Backoff(300*time.Millisecond, 30*time.Second),
+		beat:    10 * time.Second,
 	}
 }
 
@@ -158,18 +149,11 @@ func New(options Options) (*Driver, error) {
 	if options.Driver == "" || options.Node == "" || options.Config == nil {
 		return nil, errors.New("a DRA driver needs its own and the Node's name, and a way to reach the API server")
 	}
-	scheme := runtime.NewScheme()
-	err := errors.Join(resourceapi.AddToScheme(scheme), metav1.AddMetaToScheme(scheme))
-	config := rest.CopyConfig(options.Config)
-	config.QPS = -1 // The publisher limits its own requests, and the kubelet its calls.
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	config.ContentType = runtime.ContentTypeProtobuf
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	config.APIPath, config.GroupVersion = "/apis", &resourceapi.SchemeGroupVersion
-	client, clientErr := rest.RESTClientFor(config)
-	if err := errors.Join(err, clientErr); err != nil {
-		return nil, fmt.Errorf("DRA driver: reach the API server: %w", err)
+	api, err := kube.NewClient(options.Config)
+	if err != nil {
+		return nil, fmt.Errorf("DRA driver: %w", err)
 	}
+	api.Timeout = defaultTiming().request
 	if options.Changed == nil {
 		options.Changed = func() {}
 	}
@@ -181,7 +165,7 @@ func New(options Options) (*Driver, error) {
 		pool:    dra.PoolName(options.Node, options.Driver),
 		timing:  defaultTiming(),
 		wake:    wake.NewSignal(),
-		rest:    client,
+		api:     api,
 		log:     options.Logger.With("component", "dra", "driver", options.Driver),
 	}, nil
 }

@@ -212,10 +212,8 @@ func each[T any](claims []*drapb.Claim, answer func(*drapb.Claim) T) map[string]
 
 func (d *Driver) prepare(ctx context.Context, asked *drapb.Claim) ([]*drapb.Device, error) {
 	var claim resourceapi.ResourceClaim
-	reading, cancel := context.WithTimeout(ctx, d.timing.request)
-	defer cancel()
-	err := d.rest.Get().Namespace(asked.GetNamespace()).Resource("resourceclaims").Name(asked.GetName()).Do(
-		reading).Into(&claim)
+	err := d.api.Insist(ctx, d.api.Get().AbsPath(resourceAPI).Namespace(asked.GetNamespace()).Resource(resourceClaims).
+		Name(asked.GetName())).Into(&claim)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("read claim %s/%s: %w", asked.GetNamespace(), asked.GetName(), err)

@@ -13,11 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
 	"github.com/virgate/virgate/internal/dra"
+	"github.com/virgate/virgate/internal/kube"
 )
 
 // Publish sets what the node offers from now on: all slices of its pool, at least one, as dra.Build
@@ -112,7 +112,7 @@ func (d *Driver) publish(ctx context.Context) {
 				}
 			})
 			if err != nil {
-				due = time.Now().Add(retry.Step())
+				due = time.Now().Add(kube.Pause(&retry, err))
 			} else {
 				retry = d.timing.retry
 			}
@@ -167,14 +167,18 @@ func (p *publisher) look(ctx context.Context) error {
 	}
 	asking, cancel := context.WithTimeout(ctx, p.timing.request)
 	defer cancel()
-	ours := metav1.ListOptions{FieldSelector: fields.Set{
-		resourceapi.ResourceSliceSelectorDriver:   p.options.Driver,
-		resourceapi.ResourceSliceSelectorNodeName: p.options.Node,
-	}.String()}
+	ours := kube.Query{
+		What:     "ResourceSlices",
+		Path:     resourceAPI,
+		Resource: resourceSlices,
+		Selector: fields.AndSelectors(
+			fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorDriver, p.options.Driver),
+			fields.OneTermEqualSelector(resourceapi.ResourceSliceSelectorNodeName, p.options.Node),
+		),
+	}
 	var list resourceapi.ResourceSliceList
-	if err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours,
-		metav1.ParameterCodec).Do(asking).Into(&list); err != nil {
-		return fmt.Errorf("list ResourceSlices: %w", err)
+	if err := p.api.List(asking, ours, &list); err != nil {
+		return err
 	}
 	clear(p.known)
 	for _, slice := range list.Items {
@@ -190,20 +194,11 @@ func (p *publisher) look(ctx context.Context) error {
 	if p.watching != nil {
 		return nil
 	}
-	// The server ends the watch after this time, which differs between nodes.
-	life := p.timing.watch + random(p.timing.watch)
-	ours.Watch = true
-	ours.ResourceVersion = list.ResourceVersion
-	ours.TimeoutSeconds = new(int64(life/time.Second) + 1)
-	watching, stop := context.WithTimeout(ctx, life+time.Minute)
-	late := time.AfterFunc(p.timing.request, stop)
-	events, err := p.rest.Get().Resource(resourceSlices).VersionedParams(&ours, metav1.ParameterCodec).Watch(watching)
-	if late.Stop(); err != nil {
-		stop()
-		return fmt.Errorf("watch ResourceSlices: %w", err)
+	events, err := p.api.Watch(ctx, ours, list.ResourceVersion)
+	if err != nil {
+		return err
 	}
 	p.watching, p.unwatch = events.ResultChan(), func() {
-		stop()
 		events.Stop()
 		p.watching, p.unwatch = nil, func() {}
 	}
@@ -292,11 +287,8 @@ func keepTimes(spec, old resourceapi.ResourceSliceSpec) resourceapi.ResourceSlic
 
 func (p *publisher) write(ctx context.Context, todo writes) error {
 	for _, slice := range todo.remove {
-		only := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
-			UID:             &slice.UID,
-			ResourceVersion: &slice.ResourceVersion,
-		}}
-		err := p.rest.Delete().Resource(resourceSlices).Name(slice.Name).Body(&only).Do(ctx).Error()
+		only := metav1.Preconditions{UID: &slice.UID, ResourceVersion: &slice.ResourceVersion}
+		err := p.api.Remove(ctx, only, resourceAPI, resourceSlices, slice.Name)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete ResourceSlice %s: %w", slice.Name, err)
 		}
@@ -304,7 +296,7 @@ func (p *publisher) write(ctx context.Context, todo writes) error {
 		p.change(func(s *driverStatus) { s.writes++ })
 	}
 	for _, slice := range todo.update {
-		if err := p.send(ctx, p.rest.Put().Name(slice.Name), slice); err != nil {
+		if err := p.send(ctx, p.api.Put().Name(slice.Name), slice); err != nil {
 			return fmt.Errorf("update ResourceSlice %s: %w", slice.Name, err)
 		}
 	}
@@ -313,9 +305,7 @@ func (p *publisher) write(ctx context.Context, todo writes) error {
 	}
 	// The Node may have been created anew since. A slice whose Node object is gone is deleted too.
 	var node metav1.PartialObjectMetadata
-	err := p.rest.Get().AbsPath("/api/v1/nodes", p.options.Node).
-		SetHeader("Accept", runtime.ContentTypeProtobuf+
-			";as=PartialObjectMetadata;g=meta.k8s.io;v=v1").Do(ctx).Into(&node)
+	err := p.api.Insist(ctx, kube.MetadataOnly(p.api.Get().Resource("nodes").Name(p.options.Node))).Into(&node)
 	if err != nil {
 		return fmt.Errorf("read node %s: %w", p.options.Node, err)
 	}
@@ -327,21 +317,24 @@ func (p *publisher) write(ctx context.Context, todo writes) error {
 			UID:        node.UID,
 			Controller: new(true),
 		}}
-		if err := p.send(ctx, p.rest.Post(), slice); err != nil {
+		if err := p.send(ctx, p.api.Post(), slice); err != nil {
 			return fmt.Errorf("create ResourceSlice %s: %w", slice.Name, err)
 		}
 	}
 	return nil
 }
 
-const resourceSlices = "resourceslices"
+const (
+	resourceAPI                    = "/apis/resource.k8s.io/v1"
+	resourceSlices, resourceClaims = "resourceslices", "resourceclaims"
+)
 
 // send writes a slice, and checks what the API server stored. If features are turned off, the API
 // server drops fields, and would drop them again, so the stored slice becomes the wanted one.
 func (p *publisher) send(ctx context.Context, request *rest.Request, slice resourceapi.ResourceSlice) error {
 	var stored resourceapi.ResourceSlice
-	if err := request.Resource(resourceSlices).Param("fieldManager",
-		"virgate").Body(&slice).Do(ctx).Into(&stored); err != nil {
+	request.AbsPath(resourceAPI).Resource(resourceSlices).Param("fieldManager", kube.FieldManager).Body(&slice)
+	if err := p.api.Insist(ctx, request).Into(&stored); err != nil {
 		return err
 	}
 	p.known[slice.Name] = stored.ResourceVersion

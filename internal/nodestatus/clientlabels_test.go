@@ -69,7 +69,7 @@ func TestUninstallClientLabels(t *testing.T) {
 	f := newFakeAPI(t)
 	f.node.Labels = map[string]string{dcgm: "paused-for-mig-change", exporter: "true", other: "paused-for-mig-change"}
 	f.node.ManagedFields = []metav1.ManagedFieldsEntry{
-		{Manager: fieldManager, FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:` + dcgm + `":{},"f:` + exporter + `":{}}}}`)},
+		{Manager: "virgate", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:` + dcgm + `":{},"f:` + exporter + `":{}}}}`)},
 		{Manager: "mig-manager", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{"f:` + other + `":{}}}}`)},
 	}
 	removed, err := Uninstall(t.Context(), f.config(), nodeName, "nvidia.com")

@@ -2,15 +2,17 @@ package nodestatus
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/virgate/virgate/internal/kube"
 )
 
 // helmRelease is an annotation that Helm adds to what it installs. The output of helm template lacks it.
@@ -59,15 +61,12 @@ func EndDaemonSet(
 func (c client) deleteDaemonSet(ctx context.Context, namespace, name string) error {
 	path := []string{"/apis/apps/v1/namespaces", namespace, "daemonsets", name}
 	var set metav1.PartialObjectMetadata
-	data, err := c.do(ctx, c.rest.Get().AbsPath(path...).SetHeader("Accept", metadataOnly))
-	if err == nil {
-		err = json.Unmarshal(data, &set)
-	}
+	err := c.Do(ctx, kube.MetadataOnly(c.Get().AbsPath(path...))).Into(&set)
 	if err == nil && set.Annotations[helmRelease] == "" {
 		err = ErrNotOfHelm
 	}
 	if err == nil {
-		err = c.delete(ctx, set.UID, path...)
+		err = c.Remove(ctx, metav1.Preconditions{UID: &set.UID}, path...)
 	}
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete DaemonSet %s/%s: %w", namespace, name, err)
@@ -79,15 +78,19 @@ func (c client) deleteDaemonSet(ctx context.Context, namespace, name string) err
 // Node, which has never run.
 func (c client) nodesOf(ctx context.Context, namespace, name string) ([]string, error) {
 	var nodes []string
-	err := c.list(ctx, "/api/v1/namespaces/"+namespace+"/pods", "application/json", func(pod listed) {
-		ours := func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" && o.Name == name }
-		if pod.Spec.NodeName != "" && slices.ContainsFunc(pod.Metadata.OwnerReferences, ours) {
-			nodes = append(nodes, pod.Spec.NodeName)
+	q := kube.Query{
+		What:      "pods in " + namespace,
+		Resource:  "pods",
+		Namespace: namespace,
+	}
+	ours := func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" && o.Name == name }
+	err := kube.Pages(ctx, c.Client, q, func(page *corev1.PodList) {
+		for _, pod := range page.Items {
+			if pod.Spec.NodeName != "" && slices.ContainsFunc(pod.OwnerReferences, ours) {
+				nodes = append(nodes, pod.Spec.NodeName)
+			}
 		}
 	})
-	if err != nil {
-		return nil, fmt.Errorf("list pods in %s: %w", namespace, err)
-	}
 	slices.Sort(nodes)
-	return slices.Compact(nodes), nil
+	return slices.Compact(nodes), err
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/rand"
 
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/sharing"
 )
@@ -328,7 +329,7 @@ func (q *eventQueue) next(now time.Time) (s series, after time.Duration, ok bool
 	}
 	if first.name == "" {
 		// The random part tells apart nodes that create an event at the same time.
-		first.name = fieldManager + "." + strconv.FormatInt(now.UnixNano(), 16) + "." + rand.String(8)
+		first.name = kube.FieldManager + "." + strconv.FormatInt(now.UnixNano(), 16) + "." + rand.String(8)
 	}
 	return *first, 0, true
 }
@@ -431,8 +432,8 @@ func eventOf(s series, node string) *corev1.Event {
 		Count:               s.count,
 		FirstTimestamp:      metav1.NewTime(s.first),
 		LastTimestamp:       metav1.NewTime(s.last),
-		Source:              corev1.EventSource{Component: fieldManager, Host: node},
-		ReportingController: fieldManager,
+		Source:              corev1.EventSource{Component: kube.FieldManager, Host: node},
+		ReportingController: kube.FieldManager,
 		ReportingInstance:   node,
 	}
 }

@@ -31,16 +31,17 @@ func NewEvictor(config *rest.Config, node string) (*Evictor, error) {
 // pod runs. So Evict makes the eviction only as a dry run, and then deletes the pod. Another
 // eviction between the two requests can use up the budget; then one more pod is gone than it allows.
 func (e *Evictor) Evict(ctx context.Context, namespace, pod, uid string) error {
+	same := metav1.Preconditions{UID: new(types.UID(uid))}
 	eviction := policyv1.Eviction{
 		TypeMeta:      metav1.TypeMeta{APIVersion: "policy/v1", Kind: "Eviction"},
 		ObjectMeta:    metav1.ObjectMeta{Namespace: namespace, Name: pod},
-		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: new(types.UID(uid))}},
+		DeleteOptions: &metav1.DeleteOptions{Preconditions: &same},
 	}
-	request := e.client.rest.Post().Namespace(namespace).Resource("pods").Name(pod).SubResource("eviction").
+	request := e.client.Post().Namespace(namespace).Resource("pods").Name(pod).SubResource("eviction").
 		Param("dryRun", metav1.DryRunAll).SetHeader("Content-Type", runtime.ContentTypeJSON)
-	err := e.client.send(ctx, "ask to evict pod "+namespace+"/"+pod, request, eviction)
+	err := e.client.Write(ctx, "ask to evict pod "+namespace+"/"+pod, request, eviction)
 	if err == nil {
-		err = e.client.delete(ctx, types.UID(uid), "/api/v1/namespaces", namespace, "pods", pod)
+		err = e.client.Remove(ctx, same, "/api/v1/namespaces", namespace, "pods", pod)
 		if err != nil {
 			err = fmt.Errorf("delete pod %s/%s: %w", namespace, pod, err)
 		}

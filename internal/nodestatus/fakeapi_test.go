@@ -91,6 +91,7 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer f.mutex.Unlock()
 	f.requests = append(f.requests, strings.TrimSpace(r.Method+" "+r.URL.Path+" "+r.Header.Get("Content-Type")))
 	defer func() { close(f.changed); f.changed = make(chan struct{}) }()
+	w.Header().Set("Content-Type", "application/json")
 	if r.Method != http.MethodGet && r.Method != http.MethodDelete && r.URL.Query().Get("fieldManager") != "virgate" {
 		f.t.Errorf("%s %s by field manager %q", r.Method, r.URL, r.URL.Query().Get("fieldManager"))
 	}

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 )
 
@@ -66,7 +67,7 @@ func (m *metadata) addFeatures(ctx context.Context, wanted map[string]string, pa
 		return err
 	}
 	var nfd, ours, left []string
-	for key, names := range node.Metadata.Annotations {
+	for key, names := range node.Annotations {
 		if key == nfdAnnotation || strings.HasSuffix(key, "."+nfdAnnotation) {
 			nfd = append(nfd, strings.Split(names, ",")...)
 		}
@@ -78,7 +79,7 @@ func (m *metadata) addFeatures(ctx context.Context, wanted map[string]string, pa
 			continue
 		}
 		ours = append(ours, label)
-		if now, there := node.Metadata.Labels[label]; !there || now != value {
+		if now, there := node.Labels[label]; !there || now != value {
 			patch.Labels[label] = &value
 		}
 	}
@@ -87,9 +88,9 @@ func (m *metadata) addFeatures(ctx context.Context, wanted map[string]string, pa
 			strings.Join(left, ","))
 	}
 	m.leftToNFD = left
-	before, marked := node.Metadata.Annotations[FeaturesAnnotation]
+	before, marked := node.Annotations[FeaturesAnnotation]
 	for _, label := range strings.Split(before, ",") {
-		if _, there := node.Metadata.Labels[label]; there && !slices.Contains(ours, label) &&
+		if _, there := node.Labels[label]; there && !slices.Contains(ours, label) &&
 			!slices.Contains(nfd, label) {
 			patch.Labels[label] = nil
 		}
@@ -188,9 +189,11 @@ func (f *NodeFeature) Write(ctx context.Context, labels map[string]string) error
 	path := []string{nfdAPI, "namespaces", f.Namespace, "nodefeatures"}
 	what, one := "write NodeFeature "+f.Namespace+"/"+f.Name, append(slices.Clone(path), f.Name)
 	var now nodeFeature
-	data, err := f.client.do(ctx, f.client.rest.Get().AbsPath(one...))
+	answer := f.client.Do(ctx, f.client.Get().AbsPath(one...))
+	err := answer.Error()
 	missing := apierrors.IsNotFound(err)
 	if err == nil {
+		data, _ := answer.Raw()
 		err = json.Unmarshal(data, &now)
 	}
 	if err != nil && !missing {
@@ -222,11 +225,11 @@ func (f *NodeFeature) Write(ctx context.Context, labels map[string]string) error
 		"attributes": struct{}{},
 		"instances":  struct{}{},
 	}
-	request := f.client.rest.Put().AbsPath(one...)
+	request := f.client.Put().AbsPath(one...)
 	if missing {
-		request = f.client.rest.Post().AbsPath(path...)
+		request = f.client.Post().AbsPath(path...)
 	}
-	return f.client.send(ctx, what, request.SetHeader("Content-Type", "application/json"), next)
+	return f.client.Write(ctx, what, request.SetHeader("Content-Type", "application/json"), next)
 }
 
 // owners returns the same owners as GPU feature discovery (k8s-device-plugin v0.19.3,
@@ -238,14 +241,12 @@ func (f *NodeFeature) owners(ctx context.Context) (owners []metav1.OwnerReferenc
 		return nil, false, nil
 	}
 	var pod metav1.PartialObjectMetadata
-	data, err := f.client.do(ctx, f.client.rest.Get().Namespace(f.Namespace).Resource("pods").Name(f.Pod))
+	request := kube.MetadataOnly(f.client.Get().Namespace(f.Namespace).Resource("pods").Name(f.Pod))
+	err = f.client.Do(ctx, request).Into(&pod)
 	switch {
 	case apierrors.IsForbidden(err) || apierrors.IsNotFound(err):
 		return nil, false, nil
-	case err == nil:
-		err = json.Unmarshal(data, &pod)
-	}
-	if err != nil {
+	case err != nil:
 		return nil, false, fmt.Errorf("read pod %s: %w", f.Pod, err)
 	}
 	i := slices.IndexFunc(pod.OwnerReferences, func(o metav1.OwnerReference) bool { return o.Kind == "DaemonSet" })

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 )
 
@@ -110,7 +111,7 @@ func wrote(meta metav1.ObjectMeta, section, key string) bool {
 		var fields struct {
 			Metadata map[string]map[string]any `json:"f:metadata"`
 		}
-		if entry.Manager != fieldManager || entry.FieldsV1 == nil ||
+		if entry.Manager != kube.FieldManager || entry.FieldsV1 == nil ||
 			json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
 			return false
 		}
@@ -247,7 +248,7 @@ func (r *staleResources) write(ctx context.Context, report nodereport.Report) (a
 		return 0, err
 	}
 	for _, gone := range due {
-		if node.Status.Capacity[gone.Name] == "0" {
+		if count, there := node.Status.Capacity[corev1.ResourceName(gone.Name)]; there && count.IsZero() {
 			if err := r.remove(ctx, gone.Name); err != nil {
 				return 0, err
 			}

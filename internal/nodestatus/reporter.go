@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/wake"
 )
@@ -88,16 +89,10 @@ type timing struct {
 
 func defaultTiming() timing {
 	return timing{
-		settle: 500 * time.Millisecond,
-		pace:   time.Second,
-		spread: 5 * time.Second,
-		retry: wait.Backoff{
-			Duration: 500 * time.Millisecond,
-			Factor:   2,
-			Jitter:   1,
-			Steps:    10,
-			Cap:      time.Minute,
-		},
+		settle:      500 * time.Millisecond,
+		pace:        time.Second,
+		spread:      5 * time.Second,
+		retry:       kube.Backoff(500*time.Millisecond, time.Minute),
 		withoutNode: 7500 * time.Millisecond,
 		request:     15 * time.Second,
 		repeat:      30 * time.Second,
@@ -373,12 +368,11 @@ func (l *writeLoop) pause(ctx context.Context, wait time.Duration, end <-chan st
 // pauseAfter returns how long to wait after a failure. The wait grows with each failure, differs
 // from node to node, and is added to the delay that the API server asks for.
 func (l *writeLoop) pauseAfter(err error) time.Duration {
-	pause := l.retry.Step()
+	pause := kube.Pause(&l.retry, err)
 	if apierrors.IsNotFound(err) {
 		pause = min(pause, wait.Jitter(l.timing.withoutNode, 1))
 	}
-	seconds, _ := apierrors.SuggestsClientDelay(err)
-	return pause + wait.Jitter(time.Duration(seconds)*time.Second, 1)
+	return pause
 }
 
 // concernsThisNodeOnly reports whether the change is one that other nodes do not have at the same

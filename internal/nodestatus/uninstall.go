@@ -2,7 +2,6 @@ package nodestatus
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -15,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+
+	"github.com/virgate/virgate/internal/kube"
 )
 
 // Removed is what Uninstall has removed from a Node, in words, and what is still there.
@@ -24,20 +25,6 @@ type Removed struct {
 	// Left are the resources that the kubelet still has, with their number: "nvidia.com/gpu 8".
 	Left []string
 }
-
-// listed has the fields that are read from an object in a list.
-type listed struct {
-	Metadata struct {
-		Name, Namespace string
-		UID             types.UID
-		ManagedFields   []struct{ Manager string }
-		OwnerReferences []metav1.OwnerReference
-	}
-	Spec struct{ NodeName string }
-}
-
-// metadataList requests only the metadata of a list's objects.
-const metadataList = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 
 // NodeLabels returns the labels of the Node of that name.
 func NodeLabels(ctx context.Context, config *rest.Config, node string) (map[string]string, error) {
@@ -56,37 +43,18 @@ func NodeNames(ctx context.Context, config *rest.Config) ([]string, error) {
 		return nil, err
 	}
 	var names []string
-	err = c.list(ctx, "/api/v1/nodes", metadataList, func(node listed) { names = append(names, node.Metadata.Name) })
-	if err != nil {
-		return nil, fmt.Errorf("list nodes: %w", err)
+	q := kube.Query{
+		What:         "nodes",
+		Resource:     "nodes",
+		MetadataOnly: true,
 	}
+	err = kube.Pages(ctx, c.Client, q, func(page *metav1.PartialObjectMetadataList) {
+		for _, node := range page.Items {
+			names = append(names, node.Name)
+		}
+	})
 	slices.Sort(names)
-	return names, nil
-}
-
-// list reads all objects at the path, page by page.
-func (c client) list(ctx context.Context, path, accept string, each func(listed)) error {
-	for next := ""; ; {
-		var page struct {
-			Metadata struct{ Continue string }
-			Items    []listed
-		}
-		data, err := c.do(ctx, c.rest.Get().AbsPath(path).Param("limit", "500").Param("continue", next).
-			SetHeader("Accept", accept))
-		if err == nil {
-			err = json.Unmarshal(data, &page)
-		}
-		if err != nil {
-			return err
-		}
-		for _, object := range page.Items {
-			each(object)
-		}
-		next = page.Metadata.Continue
-		if next == "" {
-			return nil
-		}
-	}
+	return names, err
 }
 
 // RemoveNodeFeatures removes the NodeFeature objects that FeaturesToNFD created for the Nodes, in any
@@ -100,22 +68,29 @@ func RemoveNodeFeatures(ctx context.Context, config *rest.Config, nodes []string
 	for _, node := range nodes {
 		ours[NodeFeatureName(node)] = true
 	}
-	var found []listed
-	err = c.list(ctx, nfdAPI+"/nodefeatures", metadataList, func(object listed) {
-		if ours[object.Metadata.Name] &&
-			slices.ContainsFunc(object.Metadata.ManagedFields,
-				func(f struct{ Manager string }) bool { return f.Manager == fieldManager }) {
-			found = append(found, object)
+	q := kube.Query{
+		What:         "NodeFeatures",
+		Path:         nfdAPI,
+		Resource:     "nodefeatures",
+		MetadataOnly: true,
+	}
+	byUs := func(f metav1.ManagedFieldsEntry) bool { return f.Manager == kube.FieldManager }
+	var found []metav1.PartialObjectMetadata
+	err = kube.Pages(ctx, c.Client, q, func(page *metav1.PartialObjectMetadataList) {
+		for _, object := range page.Items {
+			if ours[object.Name] && slices.ContainsFunc(object.ManagedFields, byUs) {
+				found = append(found, object)
+			}
 		}
 	})
 	if err != nil && !apierrors.IsNotFound(err) {
-		return nil, fmt.Errorf("list NodeFeatures: %w", err)
+		return nil, err
 	}
 	var errs []error
 	for _, object := range found {
-		meta := object.Metadata
-		err := c.delete(ctx, meta.UID, nfdAPI, "namespaces", meta.Namespace, "nodefeatures", meta.Name)
-		name := meta.Namespace + "/" + meta.Name
+		err := c.Remove(ctx, metav1.Preconditions{UID: &object.UID}, nfdAPI, "namespaces", object.Namespace,
+			"nodefeatures", object.Name)
+		name := object.Namespace + "/" + object.Name
 		if err != nil && !apierrors.IsNotFound(err) {
 			errs = append(errs, fmt.Errorf("delete NodeFeature %s: %w", name, err))
 			continue
@@ -124,15 +99,6 @@ func RemoveNodeFeatures(ctx context.Context, config *rest.Config, nodes []string
 	}
 	slices.Sort(removed)
 	return removed, errors.Join(errs...)
-}
-
-// delete deletes the object at the path, but not an object that has replaced it.
-func (c client) delete(ctx context.Context, uid types.UID, path ...string) error {
-	body, err := json.Marshal(metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
-	if err == nil {
-		_, err = c.do(ctx, c.rest.Delete().AbsPath(path...).SetHeader("Content-Type", "application/json").Body(body))
-	}
-	return err
 }
 
 // Uninstall removes from the Node what Virgate wrote to it: the condition, its annotations and
@@ -191,12 +157,13 @@ func Uninstall(ctx context.Context, config *rest.Config, name, domain string) (R
 		}
 		removed.Done = append(removed.Done, "condition "+ConditionType)
 	}
-	for _, resource := range slices.Sorted(maps.Keys(n.Status.Capacity)) {
+	for _, name := range slices.Sorted(maps.Keys(n.Status.Capacity)) {
+		resource := string(name)
 		if !strings.HasPrefix(resource, domain+"/") {
 			continue
 		}
-		if count := n.Status.Capacity[resource]; count != "0" {
-			removed.Left = append(removed.Left, resource+" "+count)
+		if count := n.Status.Capacity[name]; !count.IsZero() {
+			removed.Left = append(removed.Left, resource+" "+count.String())
 			continue
 		}
 		if err := (&staleResources{client: c}).remove(ctx, resource); err != nil {

@@ -91,9 +91,9 @@ func TestRemoveNodeFeatures(t *testing.T) {
 		t.Errorf("without node feature discovery: %q, %v", removed, err)
 	}
 	f.allFeatures = []metav1.ObjectMeta{
-		object("b", "virgate-features-for-n2", fieldManager), object("a", "virgate-features-for-n1", fieldManager),
-		object("c", "virgate-features-for-n1", "kubectl"), object("a", "virgate-features-for-n3", fieldManager),
-		object("a", "nvidia-features-for-n1", fieldManager), object("a", "n1", "nfd-worker"),
+		object("b", "virgate-features-for-n2", "virgate"), object("a", "virgate-features-for-n1", "virgate"),
+		object("c", "virgate-features-for-n1", "kubectl"), object("a", "virgate-features-for-n3", "virgate"),
+		object("a", "nvidia-features-for-n1", "virgate"), object("a", "n1", "nfd-worker"),
 	}
 	f.refuse["a/nodefeatures/virgate-features-for-n1"] = 403
 	if removed, err := remove(); err == nil || !strings.Contains(err.Error(), "delete NodeFeature a/virgate-features-for-n1: ") || !slices.Equal(removed, []string{"b/virgate-features-for-n2"}) {

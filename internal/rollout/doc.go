@@ -10,7 +10,7 @@
 //
 // Usage:
 //
-//	// config is a *rest.Config, as configsource.UserConfig returns it.
+//	// config is a *rest.Config, as kube.UserConfig returns it.
 //	client, err := rollout.NewClient(config, "virgate", "alice@host (process 7)")
 //	client.Progress = func(r *rollout.Rollout) { … }     // Optional.
 //	r, err := client.Start(ctx, rollout.Spec{

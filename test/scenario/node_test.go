@@ -123,6 +123,8 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		answer(s.node)
+	case r.Method == http.MethodGet && !strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata"):
+		answer(corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: s.node.ObjectMeta})
 	case r.Method == http.MethodPost:
 		w.WriteHeader(http.StatusCreated)
 		answer(map[string]any{})

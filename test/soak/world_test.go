@@ -24,6 +24,7 @@ import (
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
@@ -475,18 +476,18 @@ func (c *cluster) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	resource := "configmaps"
+	resource, one := "configmaps", r.URL.Path == "/api/v1/nodes/"+nodeName
 	if strings.HasPrefix(r.URL.Path, "/api/v1/nodes") {
 		resource = "nodes"
 	}
 	switch {
-	case r.Method != http.MethodGet:
+	case r.Method != http.MethodGet || one && strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata"):
 		_, _ = io.Copy(io.Discard, io.LimitReader(r.Body, 1<<20))
 		c.mu.Lock()
 		object := c.object("nodes")
 		c.mu.Unlock()
 		_ = json.NewEncoder(w).Encode(object)
-	case r.URL.Path == "/api/v1/nodes/"+nodeName:
+	case one:
 		_ = json.NewEncoder(w).Encode(corev1.Node{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "soak"},
 		})
@@ -613,11 +614,11 @@ func start(at environment) *program {
 
 func (p *program) run(ctx context.Context, s environment) error {
 	log := slog.New(addressHandler{s.log.Handler(), p.address})
-	config, err := configsource.RESTConfig(s.kubeconfig)
+	config, err := kube.RESTConfig(s.kubeconfig)
 	if err != nil {
 		return err
 	}
-	api, err := configsource.NewClient(config)
+	api, err := kube.NewClient(config)
 	if err != nil {
 		return err
 	}

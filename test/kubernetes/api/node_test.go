@@ -22,6 +22,7 @@ import (
 	"github.com/virgate/virgate/internal/agent"
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/daemon"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/simkubelet"
@@ -74,7 +75,7 @@ func (s *server) followBy(t *testing.T, node, token string, change func(*nodeCli
 	t.Helper()
 	f := &nodeClient{}
 	f.config = f.into(s.config(token))
-	api, err := configsource.NewClient(f.config)
+	api, err := kube.NewClient(f.config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -401,14 +402,14 @@ func testOneConnection(t *testing.T, s *server) {
 clusters: [{name: c, cluster: {server: "https://127.0.0.1:%d", insecure-skip-tls-verify: true, tls-server-name: one-connection}}],
 users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.port, virgateToken))
 	before := s.connections()
-	read, err := configsource.RESTConfig(kubeconfig)
+	read, err := kube.RESTConfig(kubeconfig)
 	s.must(err)
 	f := s.followBy(t, "one", virgateToken, func(f *nodeClient) {
-		api, err := configsource.NewClient(read)
+		api, err := kube.NewClient(read)
 		s.must(err)
 		log := slog.New(slog.DiscardHandler)
 		f.policy.Source, f.policy.Labels = configsource.NewConfigMap(api, namespace, configMap, log), configsource.NewNodeLabels(api, "one", label, log)
-		f.config, err = configsource.RESTConfig(kubeconfig)
+		f.config, err = kube.RESTConfig(kubeconfig)
 		s.must(err)
 		f.tell(t, "one")
 	})
@@ -457,7 +458,7 @@ func (s *server) run(t *testing.T, name, gpus string, change func(*daemon.Option
 	config := p.into(s.config(virgateToken))
 	reporter, err := nodestatus.New(nodestatus.Options{Config: config, Node: name, Events: true, Condition: true, Annotations: true})
 	s.must(err)
-	api, err := configsource.NewClient(config)
+	api, err := kube.NewClient(config)
 	s.must(err)
 	options := daemon.Options{
 		GPUs: func(configs.StartupSettings) (daemon.GPUs, error) { return daemon.Simulated(p.gpus, p.gpus), nil },

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/configsource"
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/test/await"
@@ -724,7 +725,7 @@ func testPods(t *testing.T, s *server) {
 	})
 
 	count := &counter{}
-	api, err := configsource.NewClient(count.into(s.config(virgateToken)))
+	api, err := kube.NewClient(count.into(s.config(virgateToken)))
 	s.must(err)
 	pods := configsource.NewPods(api, "n1", slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())

@@ -1,15 +1,12 @@
-package configsource
+package kube
 
 import (
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"maps"
 	"math/rand/v2"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,7 +18,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/wake"
 )
 
@@ -35,7 +31,7 @@ type watcher struct {
 	what  string
 	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
-	store store
+	store Store
 	pace  pace
 
 	// retry is the backoff of watches that fail or are cut. opened is when the last watch began,
@@ -47,8 +43,8 @@ type watcher struct {
 	listing sync.Mutex
 }
 
-// store receives what a watcher sees, from one goroutine at a time.
-type store interface {
+// Store receives what a watch sees, from one goroutine at a time.
+type Store interface {
 	cache.ReflectorStore
 	// Failed gets why the objects cannot be watched; nil when they can be again.
 	Failed(error)
@@ -72,16 +68,9 @@ type pace struct {
 
 func defaultPace() pace {
 	return pace{
-		// The jitter at most doubles a wait: no node waits for more than 40 s.
-		backoff: wait.Backoff{
-			Duration: 300 * time.Millisecond,
-			Factor:   2,
-			Jitter:   1,
-			Steps:    10,
-			Cap:      20 * time.Second,
-		},
-		spread: 5 * time.Second,
-		answer: 15 * time.Second,
+		backoff: Backoff(300*time.Millisecond, 20*time.Second),
+		spread:  5 * time.Second,
+		answer:  15 * time.Second,
 	}
 }
 
@@ -92,7 +81,7 @@ const watchTimeout = 30 * time.Minute
 // Each list must be complete and finish within list; it may be empty if the store has already taken
 // the items page by page. After a watch was cut, it comes back at a random time within spread, so
 // that many clients do not come back at once.
-func Follow(ctx context.Context, requests cache.ListWatch, what string, into store, list, spread time.Duration) {
+func Follow(ctx context.Context, requests cache.ListWatch, what string, into Store, list, spread time.Duration) {
 	w := &watcher{
 		what:  what,
 		list:  requests.ListWithContextFunc,
@@ -102,6 +91,34 @@ func Follow(ctx context.Context, requests cache.ListWatch, what string, into sto
 	}
 	w.pace.list, w.pace.spread = list, spread
 	w.run(ctx)
+}
+
+// Follow lists and watches the objects and keeps the store up to date until ctx ends.
+func (c *Client) Follow(ctx context.Context, q Query, into Store) { c.watcher(q, into).run(ctx) }
+
+// Watch watches the objects from a version on, for 30 to 60 minutes. Who watches lists again when the
+// watch ends.
+func (c *Client) Watch(ctx context.Context, q Query, version string) (watch.Interface, error) {
+	timeout := int64(wait.Jitter(watchTimeout, 1) / time.Second)
+	return c.watcher(q, nil).open(ctx, metav1.ListOptions{ResourceVersion: version, TimeoutSeconds: &timeout})
+}
+
+// watcher returns the watcher of these objects, which limits its requests itself.
+func (c *Client) watcher(q Query, into Store) *watcher {
+	pace := defaultPace()
+	pace.answer = c.Timeout
+	return &watcher{
+		what:  q.What,
+		store: into,
+		pace:  pace,
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return c.request(q, options).Do(ctx).Get()
+		},
+		watch: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.Watch = true
+			return c.request(q, options).Watch(ctx)
+		},
+	}
 }
 
 func (w *watcher) run(ctx context.Context) {
@@ -179,7 +196,7 @@ func (w *watcher) watchFrom(ctx context.Context, options metav1.ListOptions) (wa
 			return nil, err
 		}
 		w.store.Failed(err)
-		wake.Sleep(ctx, w.retry.Step()+askedFor(err))
+		wake.Sleep(ctx, Pause(&w.retry, err))
 	}
 }
 
@@ -210,108 +227,26 @@ func (o openWatch) Stop() {
 	o.Interface.Stop()
 }
 
+// Backoff returns the waits between tries that fail. They double from first to longest, and each is
+// randomly extended to at most twice as much, so that nodes which fail together come back apart.
+func Backoff(first, longest time.Duration) wait.Backoff {
+	return wait.Backoff{
+		Duration: first,
+		Factor:   2,
+		Jitter:   1,
+		Steps:    10,
+		Cap:      longest,
+	}
+}
+
+// Pause returns how long to wait after a request that failed: the backoff's next wait, and the delay
+// that the API server asks for.
+func Pause(retry *wait.Backoff, err error) time.Duration { return retry.Step() + askedFor(err) }
+
 // askedFor returns the delay that the API server asks for, randomly extended to at most twice as
 // much: it sends the same delay, up to 32 s, to all clients that it refuses (k8s.io/apiserver
 // v0.36, dropped_requests_tracker.go).
 func askedFor(err error) time.Duration {
 	seconds, _ := apierrors.SuggestsClientDelay(err)
 	return wait.Jitter(time.Duration(seconds)*time.Second, 1)
-}
-
-// partStore is a store that keeps a part of each object, by a key, and drops the rest. It can be
-// read from any goroutine.
-type partStore[T any] struct {
-	// what names the objects in messages.
-	what string
-	// part extracts the needed part of an object; ok is false for an unrelated object. equal
-	// compares two parts.
-	part  func(object any) (key string, value T, ok bool)
-	equal func(a, b T) bool
-	// changed is called when a part or the failure has changed.
-	changed func()
-	log     *slog.Logger
-	seen    atomic.Pointer[snapshot[T]]
-}
-
-// snapshot is what was last seen. It is immutable.
-type snapshot[T any] struct {
-	// parts are nil before the first list.
-	parts map[string]T
-	// failure is why they cannot be watched; nil if they can be.
-	failure error
-}
-
-func (s *partStore[T]) load() snapshot[T] {
-	if seen := s.seen.Load(); seen != nil {
-		return *seen
-	}
-	return snapshot[T]{}
-}
-
-// pending is the error before the first list.
-func (s *partStore[T]) pending() error {
-	if failure := s.load().failure; failure != nil {
-		return fmt.Errorf("%s: %w: %w", s.what, configs.ErrPending, failure)
-	}
-	return fmt.Errorf("%s: %w", s.what, configs.ErrPending)
-}
-
-// Add and the next four methods implement cache.ReflectorStore.
-func (s *partStore[T]) Add(object any) error { return s.Update(object) }
-
-func (s *partStore[T]) Update(object any) error {
-	if key, value, ok := s.part(object); ok {
-		parts := maps.Clone(s.load().parts)
-		if parts == nil {
-			parts = map[string]T{}
-		}
-		parts[key] = value
-		s.keep(parts)
-	}
-	return nil
-}
-
-func (s *partStore[T]) Delete(object any) error {
-	if key, _, ok := s.part(object); ok {
-		parts := maps.Clone(s.load().parts)
-		delete(parts, key)
-		s.keep(parts)
-	}
-	return nil
-}
-
-func (s *partStore[T]) Replace(objects []any, _ string) error {
-	parts := make(map[string]T, len(objects))
-	for _, object := range objects {
-		if key, value, ok := s.part(object); ok {
-			parts[key] = value
-		}
-	}
-	s.keep(parts)
-	return nil
-}
-
-func (*partStore[T]) Resync() error { return nil }
-
-func (s *partStore[T]) keep(parts map[string]T) {
-	last := s.load()
-	if last.parts != nil && maps.EqualFunc(last.parts, parts, s.equal) {
-		return
-	}
-	s.seen.Store(&snapshot[T]{parts: parts, failure: last.failure})
-	s.changed()
-}
-
-func (s *partStore[T]) Failed(err error) {
-	last := s.load()
-	if fmt.Sprint(err) == fmt.Sprint(last.failure) {
-		return
-	}
-	s.seen.Store(&snapshot[T]{parts: last.parts, failure: err})
-	if err == nil {
-		s.log.Info("API server answers again", "what", s.what)
-	} else {
-		s.log.Warn("API server not followed, what was last seen stays", "what", s.what, "error", err)
-	}
-	s.changed()
 }

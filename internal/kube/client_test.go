@@ -1,11 +1,10 @@
-package configsource
+package kube
 
 import (
 	"bytes"
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -16,11 +15,16 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+
+	"github.com/virgate/virgate/test/await"
 )
+
+var oneNode = Query{Resource: "nodes", Selector: ByName("n1"), MetadataOnly: true}
 
 // TestSharedConnection: what asks at once at the start shares one connection, and
 // what asks at once when that is lost shares another. A node costs one TLS
@@ -49,7 +53,7 @@ func TestSharedConnection(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := NewNodeLabels(api, "n1", labelName, nil).node.watcher
+	node := api.watcher(oneNode, nil)
 	askAtOnce := func() {
 		var asking sync.WaitGroup
 		for range 10 {
@@ -190,12 +194,65 @@ clusters: [{name: c, cluster: {server: "`+server.URL+`"}}]}`), 0o600); err != ni
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), await.Patience)
 	defer cancel()
-	pods := api.watcher(query{resource: "pods", selector: byName("n")}, nil)
+	pods := api.watcher(Query{Resource: "pods", Selector: ByName("n")}, nil)
 	if _, err := pods.list(ctx, metav1.ListOptions{}); err == nil || !strings.Contains(err.Error(), "longer than 33554432 bytes") {
 		t.Errorf("got %v", err)
 	}
+}
+
+// TestInsist: a request that is refused for now is made again when the server wants it, but not by all nodes at
+// the same time, and is given up in time.
+func TestInsist(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		took := map[time.Duration]bool{}
+		for range 10 {
+			refusals := 2
+			api := refusing(t, func() bool { refusals--; return refusals >= 0 })
+			began := time.Now()
+			if err := api.Insist(t.Context(), api.Get().Resource("nodes").Name("n1")).Error(); err != nil {
+				t.Error(err)
+			}
+			waited := time.Since(began) //nolint:forbidigo // in a synctest bubble: the time is simulated
+			took[waited] = true
+			if waited < 6*time.Second || waited > 12*time.Second {
+				t.Errorf("waited %s for a server that asks for 3 s twice", waited)
+			}
+		}
+		if len(took) == 1 {
+			t.Errorf("all nodes ask again after %v", took)
+		}
+		api := refusing(t, func() bool { return true })
+		began := time.Now()
+		err := api.Insist(t.Context(), api.Get().Resource("nodes").Name("n1")).Error()
+		waited := time.Since(began) //nolint:forbidigo // in a synctest bubble: the time is simulated
+		if !apierrors.IsTooManyRequests(err) || waited != api.Timeout {
+			t.Errorf("gave up after %s with %v", waited, err)
+		}
+	})
+}
+
+type roundTripper func(*http.Request) *http.Response
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r), nil }
+
+// refusing is a client of a server that asks for 3 s when it refuses.
+func refusing(t *testing.T, refuses func() bool) *Client {
+	t.Helper()
+	api, err := NewClient(&rest.Config{Host: "http://in-memory", Transport: roundTripper(func(r *http.Request) *http.Response {
+		answer := httptest.NewRecorder()
+		answer.Header().Set("Content-Type", "application/json")
+		if refuses() {
+			answer.Header().Set("Retry-After", "3")
+			answer.WriteHeader(http.StatusTooManyRequests)
+		}
+		return answer.Result()
+	})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return api
 }
 
 // TestRequestsAreMadeOnce: a server that asks for time is asked once, not again
@@ -215,10 +272,9 @@ func TestRequestsAreMadeOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := slog.New(slog.DiscardHandler)
 	watchers := map[string]*watcher{
-		"node":      NewNodeLabels(api, "n1", labelName, log).node.watcher,
-		"ConfigMap": NewConfigMap(api, "gpu", "profiles", log).watcher,
+		"node":      api.watcher(oneNode, nil),
+		"ConfigMap": api.watcher(Query{Resource: "configmaps", Namespace: "gpu", Selector: ByName("profiles")}, nil),
 	}
 	for name, w := range watchers {
 		requests := map[string]func() error{

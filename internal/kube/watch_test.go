@@ -1,10 +1,9 @@
-package configsource
+package kube
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -13,53 +12,105 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/virgate/virgate/test/await"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/virgate/virgate/test/await"
+	"github.com/virgate/virgate/test/watchserver"
 )
 
-// watchedConfigMap watches one ConfigMap until the test ends, and returns what it
-// has seen.
-func watchedConfigMap(t *testing.T, server *fakeServer, change func(*watcher)) *ConfigMap {
-	t.Helper()
-	log := slog.New(slog.DiscardHandler)
-	c := NewConfigMap(&Client{func(q query, into store) *watcher {
-		w := server.watcher(q, into)
-		change(w)
-		return w
-	}}, "gpu", "profiles", log)
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- c.Watch(ctx, func() {}) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-	})
-	return c
+// seen is a Store that keeps the document a of one ConfigMap, and why it is not followed.
+type seen struct {
+	mu   sync.Mutex
+	text string
+	err  error
+	// missing is true if a list was without the ConfigMap; complaints counts failures.
+	missing    bool
+	complaints int
 }
 
-// sees waits until the document a is that text.
-func sees(t *testing.T, c *ConfigMap, text string) {
+func (s *seen) Add(object any) error { return s.Update(object) }
+
+func (s *seen) Update(object any) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if configMap, ok := object.(*corev1.ConfigMap); ok {
+		s.text = configMap.Data["a"]
+	}
+	return nil
+}
+
+func (s *seen) Delete(any) error { return nil }
+
+func (s *seen) Replace(objects []any, _ string) error {
+	if len(objects) == 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.missing = true
+		return nil
+	}
+	return s.Update(objects[0])
+}
+
+func (*seen) Resync() error { return nil }
+
+func (s *seen) Failed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = err
+	if err != nil {
+		s.complaints++
+	}
+}
+
+// sees waits until the document is that text.
+func (s *seen) sees(t *testing.T, text string) {
 	t.Helper()
 	await.Until(t, "the document", func() error {
-		documents, err := c.Documents()
-		if err != nil || documents["a"] != text {
-			return fmt.Errorf("sees %q, %w; want %q", documents, err, text)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.text != text {
+			return fmt.Errorf("sees %q, %w; want %q", s.text, s.err, text)
 		}
 		return nil
 	})
 }
 
+func document(text string) runtime.Object {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "profiles"}, Data: map[string]string{"a": text}}
+}
+
+// newTestWatcher watches the server, and is soon there again.
+func newTestWatcher(server *watchserver.Server, into Store) *watcher {
+	return &watcher{
+		list: server.List, watch: server.Watch, store: into,
+		pace: pace{backoff: wait.Backoff{Duration: time.Millisecond, Cap: time.Millisecond, Factor: 2, Steps: 1}, spread: time.Millisecond, answer: time.Hour},
+	}
+}
+
+// follow watches the server until the test ends, and returns what it has seen.
+func follow(t *testing.T, server *watchserver.Server, change func(*watcher)) *seen {
+	t.Helper()
+	s := &seen{}
+	w := newTestWatcher(server, s)
+	change(w)
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { defer close(ended); w.run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	return s
+}
+
 // TestServerThatHangs: requests that nobody answers are given up, and made again.
 func TestServerThatHangs(t *testing.T) {
-	server := newFakeServer()
-	server.change("profiles", fakeConfigMap(map[string]string{"a": four}))
+	server := watchserver.New()
+	server.Change("profiles", document("four"))
 	var lists, watches atomic.Int32
-	c := watchedConfigMap(t, server, func(w *watcher) {
+	c := follow(t, server, func(w *watcher) {
 		w.pace.answer = time.Millisecond
 		list, open := w.list, w.watch
 		w.list = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
@@ -77,18 +128,18 @@ func TestServerThatHangs(t *testing.T) {
 			return open(ctx, options)
 		}
 	})
-	sees(t, c, four)
-	server.change("profiles", fakeConfigMap(map[string]string{"a": ten}))
-	sees(t, c, ten)
+	c.sees(t, "four")
+	server.Change("profiles", document("ten"))
+	c.sees(t, "ten")
 }
 
 // TestWatchThatIsForgotten: a watch that the server does not end in its time is
 // ended here.
 func TestWatchThatIsForgotten(t *testing.T) {
-	server := newFakeServer()
-	server.change("profiles", fakeConfigMap(map[string]string{"a": four}))
+	server := watchserver.New()
+	server.Change("profiles", document("four"))
 	var watches atomic.Int32
-	c := watchedConfigMap(t, server, func(w *watcher) {
+	c := follow(t, server, func(w *watcher) {
 		w.pace.life = time.Millisecond
 		open := w.watch
 		w.watch = func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
@@ -98,9 +149,9 @@ func TestWatchThatIsForgotten(t *testing.T) {
 			return open(ctx, options)
 		}
 	})
-	sees(t, c, four)
-	server.change("profiles", fakeConfigMap(map[string]string{"a": ten}))
-	sees(t, c, ten)
+	c.sees(t, "four")
+	server.Change("profiles", document("ten"))
+	c.sees(t, "ten")
 }
 
 // TestGarbage: what cannot be read from a watch leads to a list, so that one bad
@@ -114,24 +165,24 @@ func TestGarbage(t *testing.T) {
 	}
 	for name, event := range garbage {
 		t.Run(name, func(t *testing.T) {
-			server := newFakeServer()
-			server.change("profiles", fakeConfigMap(map[string]string{"a": four}))
-			c := watchedConfigMap(t, server, func(w *watcher) {
+			server := watchserver.New()
+			server.Change("profiles", document("four"))
+			c := follow(t, server, func(w *watcher) {
 				open := w.watch
 				w.watch = func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 					if options.ResourceVersion != "2" { // that of the first list
 						return open(ctx, options)
 					}
-					server.expire() // The next list has another version.
+					server.Expire() // The next list has another version.
 					events := watch.NewFakeWithChanSize(1, false)
 					events.Action(event.Type, event.Object)
 					events.Stop()
 					return events, nil
 				}
 			})
-			sees(t, c, four)
-			server.change("profiles", fakeConfigMap(map[string]string{"a": ten}))
-			sees(t, c, ten)
+			c.sees(t, "four")
+			server.Change("profiles", document("ten"))
+			c.sees(t, "ten")
 		})
 	}
 }
@@ -140,13 +191,13 @@ func TestGarbage(t *testing.T) {
 // say that the ConfigMap is gone.
 func TestAnswersThatAreNone(t *testing.T) {
 	for name, answer := range map[string]runtime.Object{
-		"a status": &metav1.Status{Status: "Success"}, "an object": fakeNode("n1", ""), "nothing": nil,
+		"a status": &metav1.Status{Status: "Success"}, "an object": document("four"), "nothing": nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			server := newFakeServer()
-			server.change("profiles", fakeConfigMap(map[string]string{"a": four}))
+			server := watchserver.New()
+			server.Change("profiles", document("four"))
 			var asked atomic.Int32
-			c := watchedConfigMap(t, server, func(w *watcher) {
+			c := follow(t, server, func(w *watcher) {
 				list := w.list
 				w.list = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 					if asked.Add(1) < 3 {
@@ -155,9 +206,11 @@ func TestAnswersThatAreNone(t *testing.T) {
 					return list(ctx, options)
 				}
 			})
-			sees(t, c, four)
-			if _, err := c.Documents(); errors.Is(err, errNotThere) {
-				t.Error(err)
+			c.sees(t, "four")
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.missing {
+				t.Error("the ConfigMap was gone meanwhile")
 			}
 		})
 	}
@@ -166,10 +219,10 @@ func TestAnswersThatAreNone(t *testing.T) {
 // TestPartOfAList: a server that answers with a part of the list, which nobody asks
 // for, is not asked for the rest again and again.
 func TestPartOfAList(t *testing.T) {
-	server := newFakeServer()
-	server.change("profiles", fakeConfigMap(map[string]string{"a": four}))
+	server := watchserver.New()
+	server.Change("profiles", document("four"))
 	var mended atomic.Bool
-	c := watchedConfigMap(t, server, func(w *watcher) {
+	c := follow(t, server, func(w *watcher) {
 		list := w.list
 		w.list = func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			if !mended.Load() {
@@ -180,14 +233,15 @@ func TestPartOfAList(t *testing.T) {
 	})
 	const told = "a part of the list"
 	await.Until(t, "the error", func() error {
-		_, err := c.Documents()
-		if err == nil || !strings.Contains(err.Error(), told) {
-			return fmt.Errorf("error %w, want %q", err, told)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.err == nil || !strings.Contains(c.err.Error(), told) {
+			return fmt.Errorf("error %w, want %q", c.err, told)
 		}
 		return nil
 	})
 	mended.Store(true)
-	sees(t, c, four)
+	c.sees(t, "four")
 }
 
 // TestBackoff: waits after failures double, are not the same on all nodes, and are
@@ -226,14 +280,14 @@ func TestNodesComeBackApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		seconds := int64(watchTimeout.Seconds())
 		options := metav1.ListOptions{TimeoutSeconds: &seconds}
-		server := newFakeServer()
+		server := watchserver.New()
 		var mu sync.Mutex
 		came := map[int]int{}
 		pass := func(d time.Duration) { <-time.After(d) } //nolint:forbidigo // in a synctest bubble: the time is simulated
 		var all sync.WaitGroup
 		for range nodes {
 			all.Go(func() {
-				w := server.watcher(query{}, &partStore[int]{})
+				w := newTestWatcher(server, &seen{})
 				w.pace = defaultPace()
 				w.watch = func(context.Context, metav1.ListOptions) (watch.Interface, error) { return watch.NewFake(), nil }
 				reopen := func() time.Duration {
@@ -278,45 +332,30 @@ func TestNodesComeBackApart(t *testing.T) {
 // TestCutWatchGoesOn: a watch that is cut goes on from where it was, without a
 // list and without a complaint.
 func TestCutWatchGoesOn(t *testing.T) {
-	server := newFakeServer()
-	server.change("profiles", fakeConfigMap(map[string]string{"a": four}))
+	server := watchserver.New()
+	server.Change("profiles", document("four"))
 	opened := make(chan string, 10)
-	var complaints atomic.Int32
-	c := watchedConfigMap(t, server, func(w *watcher) {
-		w.store = complaining{w.store, &complaints}
+	c := follow(t, server, func(w *watcher) {
 		open := w.watch
 		w.watch = func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			opened <- options.ResourceVersion
 			return open(ctx, options)
 		}
 	})
-	sees(t, c, four)
+	c.sees(t, "four")
 	<-opened
-	server.change("profiles", fakeConfigMap(map[string]string{"a": ten}))
-	sees(t, c, ten)
-	server.drop()
+	server.Change("profiles", document("ten"))
+	c.sees(t, "ten")
+	server.Drop()
 	if version := <-opened; version != "3" {
 		t.Errorf("watched again from version %s", version)
 	}
-	server.mu.Lock()
-	defer server.mu.Unlock()
-	if server.lists != 1 {
-		t.Errorf("%d lists", server.lists)
+	if got, _ := server.Answered(); got != 1 {
+		t.Errorf("%d lists", got)
 	}
-	if got := complaints.Load(); got != 0 {
-		t.Errorf("%d complaints", got)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.complaints != 0 {
+		t.Errorf("%d complaints", c.complaints)
 	}
-}
-
-// complaining counts why objects could not be followed.
-type complaining struct {
-	store
-	count *atomic.Int32
-}
-
-func (c complaining) Failed(err error) {
-	if err != nil {
-		c.count.Add(1)
-	}
-	c.store.Failed(err)
 }

@@ -1,0 +1,168 @@
+// Package watchserver has an API server of one kind of objects in memory, for tests of what lists and watches.
+package watchserver
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// Server has objects of one kind as an API server has them: every change
+// has a version, a list says up to which, and a watch goes on from one. It can
+// be away, end watches and forget old versions.
+type Server struct {
+	mu      sync.Mutex
+	version int
+	objects map[string]runtime.Object
+	events  []versioned
+	// forgotten is the version before which no watch can begin.
+	forgotten int
+	away      error
+	watches   map[*openWatch]bool
+	// lists and opened count requests that were answered.
+	lists, opened int
+}
+
+type versioned struct {
+	version int
+	event   watch.Event
+}
+
+// New returns a Server without objects.
+func New() *Server {
+	return &Server{version: 1, objects: map[string]runtime.Object{}, watches: map[*openWatch]bool{}}
+}
+
+// openWatch is a watch in progress; more is closed and made anew at each event.
+type openWatch struct {
+	server *Server
+	out    chan watch.Event
+	stop   chan struct{}
+	once   sync.Once
+}
+
+func (w *openWatch) ResultChan() <-chan watch.Event { return w.out }
+func (w *openWatch) Stop()                          { w.once.Do(func() { close(w.stop) }) }
+
+// Change puts the object, or with nil removes the name.
+func (s *Server) Change(name string, object runtime.Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old, there := s.objects[name]
+	s.version++
+	event := watch.Event{Type: watch.Modified, Object: object}
+	switch {
+	case object == nil && !there:
+		return
+	case object == nil:
+		gone := old.DeepCopyObject()
+		event = watch.Event{Type: watch.Deleted, Object: gone}
+		delete(s.objects, name)
+	case !there:
+		event.Type = watch.Added
+	}
+	if object != nil {
+		s.objects[name] = object
+	}
+	described, err := meta.Accessor(event.Object)
+	if err != nil {
+		panic(err)
+	}
+	described.SetResourceVersion(strconv.Itoa(s.version))
+	s.events = append(s.events, versioned{s.version, event})
+	for w := range s.watches {
+		w.out <- watch.Event{Type: event.Type, Object: event.Object.DeepCopyObject()}
+	}
+}
+
+// SetAway makes the server unreachable, nil reachable. Watches end.
+func (s *Server) SetAway(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = err
+	s.endWatches()
+}
+
+// Expire ends all watches and forgets what happened so far, so that none can go
+// on from where it was.
+func (s *Server) Expire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.version++
+	s.forgotten = s.version
+	s.endWatches()
+}
+
+// Drop ends all watches; they can go on from where they were.
+func (s *Server) Drop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.endWatches()
+}
+
+func (s *Server) endWatches() {
+	for w := range s.watches {
+		close(w.out)
+		delete(s.watches, w)
+	}
+}
+
+// List answers with all objects.
+func (s *Server) List(context.Context, metav1.ListOptions) (runtime.Object, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away != nil {
+		return nil, s.away
+	}
+	s.lists++
+	list := &metav1.List{ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(s.version)}}
+	for _, object := range s.objects {
+		list.Items = append(list.Items, runtime.RawExtension{Object: object.DeepCopyObject()})
+	}
+	return list, nil
+}
+
+// Watch answers with what has changed since a version, and then with every change.
+func (s *Server) Watch(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.away != nil {
+		return nil, s.away
+	}
+	from, err := strconv.Atoi(options.ResourceVersion)
+	if err != nil {
+		return nil, fmt.Errorf("version %q: %w", options.ResourceVersion, err)
+	}
+	w := &openWatch{server: s, out: make(chan watch.Event, 10_000), stop: make(chan struct{})}
+	if from < s.forgotten {
+		// A server may tell by an event, too.
+		gone := apierrors.NewResourceExpired("too old").Status()
+		gone.Code = http.StatusGone
+		w.out <- watch.Event{Type: watch.Error, Object: &gone}
+		close(w.out)
+		return w, nil
+	}
+	s.opened++
+	for _, e := range s.events {
+		if e.version > from {
+			w.out <- watch.Event{Type: e.event.Type, Object: e.event.Object.DeepCopyObject()}
+		}
+	}
+	s.watches[w] = true
+	return w, nil
+}
+
+// Answered returns how many lists and watches were answered.
+func (s *Server) Answered() (lists, watches int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lists, s.opened
+}

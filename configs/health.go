@@ -35,7 +35,7 @@ func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	// A quiet time above the default maximum raises the maximum, unless the document sets it.
 	if longest := v.at("maxQuietTime"); longest.absent() {
 		rules.MaxQuietTime = max(rules.MaxQuietTime, rules.QuietTime)
-	} else if rules.MaxQuietTime < rules.QuietTime {
+	} else if longest.content != nil && rules.MaxQuietTime < rules.QuietTime {
 		longest.problem(fmt.Sprintf("expected quietTime, which is %s, or more", rules.QuietTime))
 	}
 	if limit := get[int](v, "temperature.limit"); limit > 0 {

@@ -128,8 +128,7 @@ func namesPartition(name string) bool {
 func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, bool) {
 	switch v.shape() {
 	case shapeList:
-		selectors := readSelectors(v.items, seen)
-		return sharing.Selection{List: selectors}, selectors != nil
+		return sharing.Selection{List: readSelectors(v.items, seen)}, len(v.items) > 0
 	case shapeNumber:
 		count, ok := v.number()
 		if ok && count < 1 {
@@ -149,7 +148,11 @@ func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, b
 
 // readSelectors reads selectors, and patterns in their place. It reports selectors that are already
 // in seen, and adds the others to seen with their lines.
-func readSelectors(items []value, seen map[sharing.Selector]int) (selectors []sharing.Selector) {
+func readSelectors(items []value, seen map[sharing.Selector]int) []sharing.Selector {
+	if len(items) == 0 {
+		return nil
+	}
+	selectors := make([]sharing.Selector, 0, len(items))
 	for _, item := range items {
 		selector, ok := item.content.(sharing.Selector)
 		if pattern := get[sharing.Pattern](item, "pattern"); pattern != "" {

@@ -80,7 +80,7 @@ type walker struct {
 }
 
 // read checks a value and everything below it, and returns it with its content. A value that is
-// absent or wrong has the default, if there is one.
+// absent has the default, if there is one.
 func (w walker) read(v value, k *key) value {
 	if k.Inert != "" && w.inert != nil {
 		v.source = w.inert
@@ -112,14 +112,16 @@ func (v value) filled() bool { return v.node != nil && len(v.node.Content) > 0 }
 func (w walker) mapping(v *value, k *key) {
 	if !v.absent() && v.shape() != shapeMapping {
 		v.problem(cmp.Or(k.Expected, "expected a mapping"))
-		v.node = nil
 	}
 	problems := v.source.problems
 	before := len(*problems)
-	entries := v.pairs()
+	var entries []entry
+	if v.shape() == shapeMapping {
+		entries = v.pairs()
+	}
 	// What is required is given after all, if another key is a misspelling of it, or nobody knows
 	// what a merge would have added.
-	complete := len(*problems) == before && (v.node != nil || k.name == "")
+	complete := len(*problems) == before && (v.shape() == shapeMapping || k.name == "")
 	var meant []string
 	v.fields = make(map[string]value, len(k.children))
 	for _, e := range entries {
@@ -198,7 +200,8 @@ func (w walker) scalar(v *value, k *key) {
 	if v.content != nil {
 		from.compare(k, text)
 	}
-	if (v.content == nil || text == "") && k.Default != "" {
+	empty := from.absent() || v.content != nil && text == ""
+	if k.Default != "" && (empty || v.content == nil && k.Inert != "") {
 		v.content, _ = k.parse(k.Default)
 	}
 }

@@ -256,24 +256,25 @@ func (r *entryReader) readPolicy(item value) (policy sharing.AllocationPolicy, s
 	if r.mps && policy == sharing.Spread {
 		policy = sharing.Distributed
 	}
-	if text := get[string](item, "policy"); text != "" {
-		policy, written = sharing.AllocationPolicy(text), true
+	if own := item.at("policy"); !own.absent() {
+		policy = sharing.AllocationPolicy(content[string](own))
+		written = policy != ""
 	}
 	v := item.at("spread")
 	if v.content == nil {
 		return policy, false, written
 	}
-	if policy != sharing.Spread && written == !item.at("policy").absent() {
+	if policy != sharing.Spread && policy != "" {
 		v.problem(fmt.Sprintf("needs policy: spread, the policy here is %s", policy))
 	}
-	return policy, true, true
+	return policy, true, policy != ""
 }
 
 // readDriverSettings reads timeSlice and computeMode.
 func readDriverSettings(item value, share sharing.ReplicatedResource) sharing.DriverSettings {
 	slice, mode := item.at("timeSlice"), item.at("computeMode")
 	for _, v := range []value{slice, mode} {
-		if v.content != nil && namesPartition(share.Resource) {
+		if !v.absent() && !share.MPS && namesPartition(share.Resource) {
 			v.problem(share.Resource + " is a partition: only whole GPUs have this")
 		}
 	}

@@ -44,17 +44,14 @@ func chartKeys() string {
 			}
 		}
 	}
-	for _, s := range keyTable.Settings {
-		choices := s.Choices
-		if s.Type != "enum" {
-			choices = nil
+	for _, key := range slices.Concat(settingKeys(), documentKeys()) {
+		if key.Type == TypeEnum {
+			add(key.Path, key.Choices)
+		} else {
+			add(key.Path, nil)
 		}
-		add(s.Path, choices)
 	}
-	for _, key := range keyTable.Keys {
-		add(key.Path, key.Choices)
-	}
-	for _, key := range keyTable.Keys { // Of exclude, whose entries may be text.
+	for _, key := range documentKeys() { // Of exclude, whose entries may be text.
 		if _, list := marks[key.Path+"[]"]; list {
 			marks[key.Path+"[]"] = "{?}"
 		}

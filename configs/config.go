@@ -4,8 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/virgate/virgate/sharing"
@@ -144,62 +145,55 @@ func parseDocument[T any](file string, data []byte, read func(root value) T) (T,
 	return result, nil
 }
 
-const versionV1 = "v1"
-
-// profileKeys are the top-level keys of a device-plugin document.
-var profileKeys = []string{
-	"version", "flags", "resources", "sharing", "imex", "exclude", pathRetireAfter, "mig", "health", "dra",
-}
-
 // readProfile reads a device-plugin document. Its result must not be used if a problem was
 // reported. The layouts come from other documents; this document can name them.
 func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
-	document := root.mapping(profileKeys...)
-	// NVIDIA's plugin also reads a missing version as v1.
-	document.field("version").oneOf(versionV1)
-	set, discoveryErr := readSettings(document, overrides)
+	d, discoveryErr := readKeys(root, overrides)
 	profile := sharing.Profile{
-		MIGStrategy: sharing.MIGStrategy(set[pathMIGStrategy]),
-		Policy:      sharing.AllocationPolicy(set[pathPolicy]),
-		DeviceIDs:   sharing.DeviceIDStrategy(set["flags.plugin.deviceIDStrategy"]),
+		MIGStrategy: sharing.MIGStrategy(get[string](d, pathMIGStrategy)),
+		Policy:      sharing.AllocationPolicy(get[string](d, pathPolicy)),
+		DeviceIDs:   sharing.DeviceIDStrategy(get[string](d, "flags.plugin.deviceIDStrategy")),
 		Grants: sharing.Grants{
-			DeviceNodes:         set.on("flags.plugin.passDeviceSpecs"),
-			GDRCopy:             set.on("flags.gdrcopyEnabled"),
-			GDS:                 set.on("flags.gdsEnabled"),
-			MOFED:               set.on("flags.mofedEnabled"),
-			IMEXChannels:        listItems(set["imex.channelIDs"]),
-			IMEXRequired:        set.on("imex.required"),
-			AnnotationPrefix:    set["flags.plugin.cdiAnnotationPrefix"],
-			MPSRoot:             set["flags.mpsRoot"],
-			DriverHostPath:      set["flags.plugin.driverMounts.hostPath"],
-			DriverContainerPath: set["flags.plugin.driverMounts.containerPath"],
+			DeviceNodes:         get[bool](d, "flags.plugin.passDeviceSpecs"),
+			GDRCopy:             get[bool](d, "flags.gdrcopyEnabled"),
+			GDS:                 get[bool](d, "flags.gdsEnabled"),
+			MOFED:               get[bool](d, "flags.mofedEnabled"),
+			IMEXChannels:        get[[]string](d, "imex.channelIDs"),
+			IMEXRequired:        get[bool](d, "imex.required"),
+			AnnotationPrefix:    get[string](d, "flags.plugin.cdiAnnotationPrefix"),
+			MPSRoot:             get[string](d, pathMPSRoot),
+			DriverHostPath:      get[string](d, "flags.plugin.driverMounts.hostPath"),
+			DriverContainerPath: get[string](d, "flags.plugin.driverMounts.containerPath"),
 		},
-		Exclude:     readExclude(document.field("exclude")),
-		RetireAfter: readRetireAfter(document.field(pathRetireAfter)),
-		Health:      readHealth(document.field("health"), overrides),
+		Exclude: readSelectors(d.at("exclude").items, make(map[sharing.Selector]int)),
+		RetireAfter: sharing.RetireAfter{
+			Shrink:    get[time.Duration](d, "retireAfter.shrink"),
+			ShrinkSet: !d.at("retireAfter.shrink").absent(),
+			Switch:    get[time.Duration](d, "retireAfter.switch"),
+		},
+		Health: readHealth(d.at("health"), overrides),
 	}
-	for _, item := range listItems(set["flags.plugin.deviceListStrategy"]) {
+	for _, item := range get[[]string](d, "flags.plugin.deviceListStrategy") {
 		if strategy := sharing.DeviceListStrategy(item); !slices.Contains(profile.Grants.Strategies, strategy) {
 			profile.Grants.Strategies = append(profile.Grants.Strategies, strategy)
 		}
 	}
-	profile.GPUNames, profile.MIGNames = readNames(document.field("resources"))
-	readSharing(document.field("sharing"), &profile)
+	profile.GPUNames, profile.MIGNames = readNames(d.at("resources"))
+	readSharing(d.at("sharing"), &profile)
 	var allowed []string
-	profile.MIG, layouts, allowed = readMIG(document.field("mig"), layouts)
-	profile.DRA = readDRA(document.field("dra"), profile)
+	profile.MIG, layouts, allowed = readMIG(d.at("mig"), layouts)
+	profile.DRA = readDRA(d.at("dra"), profile)
 
 	notes := root.source.notes
 	slices.SortStableFunc(notes, func(a, b Note) int { return cmp.Compare(a.Line, b.Line) })
-	interval, _ := parseInterval(set["flags.gfd.sleepInterval"]) // Err has the problem of an invalid one.
 	discovery := FeatureDiscovery{
 		Err:               discoveryErr,
-		Oneshot:           set.on("flags.gfd.oneshot"),
-		NoTimestamp:       set.on("flags.gfd.noTimestamp"),
-		SleepInterval:     interval,
-		UseNodeFeatureAPI: set.on("flags.useNodeFeatureAPI"),
-		OutputFile:        set["flags.gfd.outputFile"],
-		MachineTypeFile:   set["flags.gfd.machineTypeFile"],
+		Oneshot:           get[bool](d, "flags.gfd.oneshot"),
+		NoTimestamp:       get[bool](d, "flags.gfd.noTimestamp"),
+		SleepInterval:     get[time.Duration](d, "flags.gfd.sleepInterval"),
+		UseNodeFeatureAPI: get[bool](d, "flags.useNodeFeatureAPI"),
+		OutputFile:        get[string](d, "flags.gfd.outputFile"),
+		MachineTypeFile:   get[string](d, "flags.gfd.machineTypeFile"),
 	}
 	return Config{
 		Profile:   profile,
@@ -208,27 +202,46 @@ func readProfile(root value, overrides Overrides, layouts MIGLayouts) Config {
 		Notes:     notes,
 		Discovery: discovery,
 		Startup: StartupSettings{
-			FailOnInitError:         set.on(pathFailOnInitError),
-			DriverRoot:              set[pathDriverRoot],
-			DevRoot:                 cmp.Or(set[pathDevRoot], set[pathDriverRoot]),
-			ContainerDriverRoot:     set[pathContainerDriverRoot],
-			DeviceDiscoveryStrategy: set[pathDiscovery],
-			CDIHookPath:             cmp.Or(set[pathCDIHook], set["flags.plugin.nvidiaCDIHookPath"]),
-			CDIFeatures:             set[pathCDIFeatures],
-			CDIDisableHooks:         set[pathCDIDisableHooks],
-			MPSRoot:                 set[pathMPSRoot],
+			FailOnInitError:         get[bool](d, pathFailOnInitError),
+			DriverRoot:              get[string](d, pathDriverRoot),
+			DevRoot:                 cmp.Or(get[string](d, pathDevRoot), get[string](d, pathDriverRoot)),
+			ContainerDriverRoot:     get[string](d, pathContainerDriverRoot),
+			DeviceDiscoveryStrategy: get[string](d, pathDiscovery),
+			CDIHookPath: cmp.Or(get[string](d, pathCDIHook),
+				get[string](d, "flags.plugin.nvidiaCDIHookPath")),
+			CDIFeatures:     strings.Join(get[[]string](d, pathCDIFeatures), ","),
+			CDIDisableHooks: strings.Join(get[[]string](d, pathCDIDisableHooks), ","),
+			MPSRoot:         get[string](d, pathMPSRoot),
 		},
 	}
 }
 
-// readRetireAfter reads how long held devices stay Healthy when the profile no longer wants them.
-func readRetireAfter(v value) (after sharing.RetireAfter) {
-	f := v.mapping(keysOf(pathRetireAfter)...)
-	if len(f.entries) > 0 {
-		v.note("Virgate's own; NVIDIA's plugin drops such devices from its list at once")
+// readKeys reads all keys of a device-plugin document and applies the overrides. An invalid inert
+// setting must not withdraw GPUs: its problem becomes a note, and is returned for GPU feature
+// discovery, which uses the setting.
+func readKeys(root value, overrides Overrides) (value, error) {
+	var wrong Problems
+	from := root.source
+	inert := *from
+	inert.problems, inert.notes = &wrong, nil
+	document := walker{overrides, &inert}.read(root, profileKeys)
+	for _, path := range slices.Sorted(maps.Keys(overrides)) {
+		known := func(s Setting) bool { return s.Path == path && s.overridable() }
+		if !slices.ContainsFunc(keyTable.Profile, known) && !slices.ContainsFunc(keyTable.Variables, known) {
+			from.problem(position{file: overrides[path].Source, path: path}, quote(overrides[path].Value), "no such setting")
+		}
 	}
-	const expected = "expected a duration from 0s, such as 10m"
-	after.Shrink, after.ShrinkSet = f.field("shrink").duration(0, math.MaxInt64, expected)
-	after.Switch, _ = f.field("switch").duration(0, math.MaxInt64, expected)
-	return after
+	from.notes = append(from.notes, inert.notes...)
+	for _, p := range wrong {
+		message := "has no effect here; virgate gpu-feature-discovery refuses it: " + p.Reason()
+		if p.Line == 0 {
+			message = p.File + ": " + message
+		}
+		from.notes = append(from.notes, Note{
+			Line:    p.Line,
+			Path:    p.Path,
+			Message: message,
+		})
+	}
+	return document, wrong.err()
 }

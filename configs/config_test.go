@@ -323,7 +323,7 @@ func TestOverrideProblems(t *testing.T) {
 		{"unknown setting", "", "flags.nothing", "x",
 			Problem{File: "$X", Path: "flags.nothing", Value: `"x"`, Message: "no such setting"}},
 		{"the document is still judged", "flags: {migStrategy: mixd}", "flags.migStrategy", "mixed",
-			Problem{File: "doc.yaml", Line: 1, Path: "flags.migStrategy", Value: `"mixd"`, Message: "expected none, single or mixed"}},
+			Problem{File: "doc.yaml", Line: 1, Column: 22, Path: "flags.migStrategy", Value: `"mixd"`, Message: "expected none, single or mixed"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

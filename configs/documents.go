@@ -525,8 +525,7 @@ func (r manifestReader) readAll(roots []value) (entries []File) {
 func (r manifestReader) readManifest(root value) (entries []File) {
 	switch kind := r.kindKey(root); {
 	case kind == kindList:
-		items, _ := root.mapping("apiVersion", "kind", "metadata", "items").field("items").items()
-		for _, item := range items {
+		for _, item := range (walker{}).read(root, listKeys).at("items").items {
 			if item.shape() != shapeMapping {
 				item.problem("expected a manifest")
 				continue
@@ -592,16 +591,9 @@ func isForGPUs(root value) bool {
 			profileVersion.MatchString(e.value.node.Value) {
 			return true
 		}
-		if !slices.Contains(profileKeys, e.key) {
-			continue
-		}
+		section := profileKeys.child(e.key)
 		for _, inner := range e.value.pairsQuietly() {
-			path := e.key + "." + inner.key
-			isPart := func(known string) bool {
-				return known == path || strings.HasPrefix(known, path+".") || strings.HasPrefix(known, path+"[")
-			}
-			if slices.ContainsFunc(keyTable.Keys, func(k documentKey) bool { return isPart(k.Path) }) ||
-				slices.ContainsFunc(keyTable.Settings, func(s Setting) bool { return isPart(s.Path) }) {
+			if section != nil && section.child(inner.key) != nil {
 				return true
 			}
 		}
@@ -613,28 +605,16 @@ func isForGPUs(root value) bool {
 var profileVersion = regexp.MustCompile(`^v[0-9]+$`)
 
 func (r manifestReader) readConfigMap(root value) []File {
-	f := root.mapping("apiVersion", "kind", "metadata", "data", "binaryData", "immutable")
-	f.required("apiVersion").oneOf("v1")
-	f.required("kind").oneOf("ConfigMap")
-	f.field("immutable").boolean()
-	if v := f.field("binaryData"); !v.absent() {
-		v.problem("is not read: put documents under data")
-	}
-	for _, e := range f.field("metadata").pairs() {
-		if e.key == "name" {
-			e.value.text() // Reports a value that is not text; only this problem is needed here.
-		}
-	}
-	return r.readData(f.field("data"))
+	return r.readData(walker{}.read(root, configMapKeys).at("data").entries)
 }
 
 // readData reads the documents of a mapping from keys to texts.
-func (r manifestReader) readData(data value) (entries []File) {
+func (r manifestReader) readData(data []entry) (entries []File) {
 	roots := make(map[string]value)
 	var layouts MIGLayouts
 	var rules []entry
 	var names []string
-	for _, e := range data.pairs() {
+	for _, e := range data {
 		if e.key == RulesName {
 			rules = append(rules, e)
 			continue
@@ -646,7 +626,7 @@ func (r manifestReader) readData(data value) (entries []File) {
 			*e.value.source.problems = before
 			entries = append(entries, File{
 				Name: e.key,
-				Line: e.line,
+				Line: e.place.line,
 				Kind: KindProfile,
 			})
 			continue
@@ -659,7 +639,7 @@ func (r manifestReader) readData(data value) (entries []File) {
 		entry := File{
 			Name:  e.key,
 			Place: root.source.file,
-			Line:  e.line,
+			Line:  e.place.line,
 			Kind:  KindProfile,
 		}
 		if kindOf(root) == KindMIGConfigs {
@@ -690,7 +670,7 @@ func (r manifestReader) readData(data value) (entries []File) {
 			read := File{
 				Name:  e.key,
 				Place: root.source.file,
-				Line:  e.line,
+				Line:  e.place.line,
 				Kind:  KindRules,
 				Rules: readRules(root, names, true),
 			}
@@ -723,7 +703,7 @@ func (f File) checkLayouts(entries []File) File {
 // at the top of a chart's values, known inside a section for GPUs. Elsewhere another program may
 // use the same keys, so their texts are read only if one looks like a document for GPUs.
 func (r manifestReader) readInside(v value, top, known bool) (entries []File) {
-	for _, item := range v.itemsQuietly() {
+	for _, item := range v.list() {
 		entries = append(entries, r.readInside(item, false, known)...)
 	}
 	for _, e := range v.pairsQuietly() {
@@ -733,7 +713,7 @@ func (r manifestReader) readInside(v value, top, known bool) (entries []File) {
 			for _, inner := range e.value.pairsQuietly() {
 				if inner.value.shape() == shapeMapping && (inner.key == "map" || inner.key == "data") &&
 					(top || known || r.hasDocuments(inner.value)) {
-					entries = append(entries, r.readData(inner.value)...)
+					entries = append(entries, r.readData(inner.value.pairs())...)
 				}
 			}
 			entries = append(entries, readChartRules(e.value, entries)...)
@@ -764,7 +744,7 @@ func readChartRules(config value, entries []File) []File {
 	isRule := func(v value) bool {
 		return slices.ContainsFunc(v.pairsQuietly(), func(e entry) bool { return e.key == "profile" })
 	}
-	if rules.source == nil || !slices.ContainsFunc(rules.itemsQuietly(), isRule) {
+	if rules.source == nil || !slices.ContainsFunc(rules.list(), isRule) {
 		return nil
 	}
 	read := File{
@@ -780,9 +760,10 @@ func readChartRules(config value, entries []File) []File {
 		}
 	}
 	slices.Sort(names)
-	read.Rules.List = readRuleList(rules, names, len(names) > 0)
+	rules = walker{}.read(rules, rulesKeys.child(rulesKey))
+	read.Rules.List = readRuleList(rules.items, names, len(names) > 0)
 	if spread.source != nil {
-		read.Rules.Spread = spread.spread()
+		read.Rules.Spread = content[time.Duration](walker{}.read(spread, rulesKeys.child("spread")))
 	}
 	return []File{read.checkLayouts(entries)}
 }
@@ -812,7 +793,7 @@ var valuesLine = regexp.MustCompile(`(?m)^\s*(config|devicePlugin|migManager):`)
 // that only profiles have. Charts have the keys resources, mig and dra too.
 func isHelmValues(root value) bool {
 	for _, e := range root.pairsQuietly() {
-		if slices.Contains(profileKeys, e.key) && !slices.Contains([]string{"resources", "mig", "dra"}, e.key) {
+		if profileKeys.child(e.key) != nil && !slices.Contains([]string{"resources", "mig", "dra"}, e.key) {
 			return false
 		}
 	}
@@ -821,7 +802,7 @@ func isHelmValues(root value) bool {
 
 func hasChartKey(root value) bool {
 	for _, e := range root.pairsQuietly() {
-		if e.value.shape() != shapeMapping || slices.Contains(profileKeys, e.key) {
+		if e.value.shape() != shapeMapping || profileKeys.child(e.key) != nil {
 			continue
 		}
 		if e.key == "config" || slices.Contains(gpuSections, e.key) || hasChartKey(e.value) {

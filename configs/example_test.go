@@ -44,10 +44,8 @@ sharing:
 	// Output:
 	// 1 version
 	// 5 sharing.timeSlicing.resources[0].replica
-	// 5 sharing.timeSlicing.resources[0].replicas
 	// profile.yaml:1: version: expected v1 (got "v2")
 	// profile.yaml:5: sharing.timeSlicing.resources[0].replica: unknown key, did you mean replicas?
-	// profile.yaml:5: sharing.timeSlicing.resources[0].replicas: is required
 }
 
 func ExampleParseFile() {

@@ -12,27 +12,12 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// The limits of a profile: times that a person would wait for, and temperatures that a GPU can
-// have.
-const (
-	shortestQuiet      = time.Second
-	longestQuiet       = 24 * time.Hour
-	highestTemperature = 150
-)
-
 // readHealth applies the section health, and then NVIDIA's variables, to the defaults.
 func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	rules := sharing.DefaultHealthRules()
-	f := v.mapping(keysOf("health")...)
-	if len(f.entries) > 0 {
-		v.note("Virgate's own; in NVIDIA's plugin a GPU that reported an XID never comes back")
-	}
-	for _, e := range f.field("xids").pairs() {
-		if e.value.absent() {
-			e.value.problem("expected ignore, suspect or fatal")
-		}
+	for _, e := range v.at("xids").entries {
 		code, err := strconv.ParseUint(e.key, 10, 31)
-		switch action := readAction(e.value, ""); {
+		switch action := sharing.ErrorAction(content[string](e.value)); {
 		case e.key == sharing.OtherXID:
 			rules.OtherXIDs = cmp.Or(action, rules.OtherXIDs)
 		case err != nil || code == 0 || strconv.FormatUint(code, 10) != e.key:
@@ -42,51 +27,27 @@ func readHealth(v value, overrides Overrides) sharing.HealthRules {
 			delete(rules.LeftToDriver, code)
 		}
 	}
-	rules.DoubleBitECC = readAction(f.field("ecc"), rules.DoubleBitECC)
-	rules.RowRemap, _ = f.field("rowRemap").boolean()
-	rules.IgnoreFabric = choice(f.field("fabric"), sharing.FatalError, sharing.IgnoreError,
-		sharing.FatalError) == sharing.IgnoreError
-	rules.QuietTime = readQuietTime(f.field("quietTime"), rules.QuietTime)
+	rules.DoubleBitECC = sharing.ErrorAction(get[string](v, "ecc"))
+	rules.RowRemap = get[bool](v, "rowRemap")
+	rules.IgnoreFabric = get[string](v, "fabric") == string(sharing.IgnoreError)
+	rules.QuietTime = get[time.Duration](v, "quietTime")
+	rules.MaxQuietTime = get[time.Duration](v, "maxQuietTime")
 	// A quiet time above the default maximum raises the maximum, unless the document sets it.
-	longest := f.field("maxQuietTime")
-	rules.MaxQuietTime = readQuietTime(longest, max(rules.MaxQuietTime, rules.QuietTime))
-	if rules.MaxQuietTime < rules.QuietTime {
+	if longest := v.at("maxQuietTime"); longest.absent() {
+		rules.MaxQuietTime = max(rules.MaxQuietTime, rules.QuietTime)
+	} else if longest.content != nil && rules.MaxQuietTime < rules.QuietTime {
 		longest.problem(fmt.Sprintf("expected quietTime, which is %s, or more", rules.QuietTime))
 	}
-	readTemperature(f.field("temperature"), &rules)
-	applyHealthCheckVariables(v.source, overrides, &rules)
-	return rules
-}
-
-func readAction(v value, otherwise sharing.ErrorAction) sharing.ErrorAction {
-	return choice(v, otherwise, sharing.IgnoreError, sharing.SuspectError, sharing.FatalError)
-}
-
-func readQuietTime(v value, otherwise time.Duration) time.Duration {
-	if quiet, ok := v.duration(shortestQuiet, longestQuiet, "expected a duration from 1s to 24h, such as 5m"); ok {
-		return quiet
-	}
-	return otherwise
-}
-
-func readTemperature(v value, rules *sharing.HealthRules) {
-	f := v.mapping(keysOf(pathTemperature)...)
-	hysteresis := rules.TemperatureLimit - rules.TemperatureSafe
-	if limit, ok := f.field("limit").number(); ok {
-		if limit < 1 || limit > highestTemperature {
-			f.field("limit").problem(fmt.Sprintf("expected degrees Celsius from 1 to %d", highestTemperature))
-			return
-		}
+	if limit := get[int](v, "temperature.limit"); limit > 0 {
 		rules.TemperatureLimit, rules.BoardTemperature = limit, false
 	}
-	if degrees, ok := f.field("hysteresis").number(); ok {
-		if degrees < 0 || degrees > rules.TemperatureLimit {
-			f.field("hysteresis").problem("expected degrees from 0 to the limit")
-			return
-		}
-		hysteresis = degrees
+	hysteresis := get[int](v, "temperature.hysteresis")
+	if written := v.at("temperature.hysteresis"); hysteresis > rules.TemperatureLimit && !written.absent() {
+		written.problem("expected degrees from 0 to the limit")
 	}
 	rules.TemperatureSafe = max(rules.TemperatureLimit-hysteresis, 0)
+	applyHealthCheckVariables(v.source, overrides, &rules)
+	return rules
 }
 
 const (

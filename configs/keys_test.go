@@ -2,6 +2,7 @@ package configs
 
 import (
 	"bytes"
+	stdcmp "cmp"
 	"encoding/json"
 	"errors"
 	"maps"
@@ -15,6 +16,26 @@ import (
 
 	"github.com/virgate/virgate/sharing"
 )
+
+const (
+	pathShare    = "sharing.timeSlicing.resources[]"
+	pathMPS      = "sharing.mps"
+	pathMIGBlock = "mig.configs.NAME[]"
+)
+
+// settingKeys are the documented keys that a flag or a variable may set; documentKeys are all others.
+func settingKeys() []Setting { return keysWith(true) }
+
+func documentKeys() []Setting { return keysWith(false) }
+
+func keysWith(setting bool) (found []Setting) {
+	for _, s := range keyTable.Profile {
+		if s.Usage != "" && setting == (strings.HasPrefix(s.Path, "flags.") || strings.HasPrefix(s.Path, "imex.")) {
+			found = append(found, s)
+		}
+	}
+	return found
+}
 
 // sampleEntry is a list's entry that has what is required, by the path of the
 // list, in YAML.
@@ -35,20 +56,20 @@ func sampleEntry(list string) string {
 }
 
 // sampleValue is a value that the key may have, in YAML.
-func sampleValue(key documentKey) string {
+func sampleValue(key Setting) string {
 	switch {
 	case len(key.Choices) > 0:
 		return key.Choices[len(key.Choices)-1]
 	case key.Default != "":
 		return key.Default
 	}
-	switch key.Form {
-	case "resource name":
+	switch key.Type {
+	case typeResourceName:
 		return "nvidia.com/gpu"
-	case "true or false":
+	case TypeBool:
 		return "true"
-	case "whole number from 1 to 150":
-		return "90"
+	}
+	switch key.Form {
 	case "list of indexes, UUIDs, PCI bus IDs and patterns":
 		return "[0]"
 	case "list":
@@ -61,11 +82,13 @@ func sampleValue(key documentKey) string {
 		return "all"
 	}
 	switch key.Path {
+	case "health.temperature.limit":
+		return "90"
 	case pathShare + ".memory.limit", pathMPS + ".resources[]" + ".memory.limit":
 		return "40%"
 	case pathShare + ".replicas", pathMPS + ".resources[]" + ".replicas":
 		return "4"
-	case pathRetireAfter + ".shrink":
+	case "retireAfter.shrink":
 		return "5m"
 	case "mig.config":
 		return "all-balanced"
@@ -80,7 +103,7 @@ func sampleValue(key documentKey) string {
 }
 
 // edit is a document that has the key's section, changed.
-func edit(t *testing.T, key documentKey, change func(section map[string]any, name string)) string {
+func edit(t *testing.T, key Setting, change func(section map[string]any, name string)) string {
 	t.Helper()
 	section, name := cutLast("." + key.Path)
 	section = strings.TrimPrefix(section, ".")
@@ -111,7 +134,7 @@ func edit(t *testing.T, key documentKey, change func(section map[string]any, nam
 }
 
 // written is a document in which the key has the value.
-func (key documentKey) written(t *testing.T, value string) string {
+func (key Setting) written(t *testing.T, value string) string {
 	return edit(t, key, func(section map[string]any, name string) {
 		var content any
 		if err := yaml.Unmarshal([]byte(value), &content); err != nil {
@@ -122,15 +145,15 @@ func (key documentKey) written(t *testing.T, value string) string {
 }
 
 // inDocument is the key's path in such a document.
-func (key documentKey) inDocument() string { return strings.ReplaceAll(key.Path, "[]", "[0]") }
+func (key Setting) inDocument() string { return strings.ReplaceAll(key.Path, "[]", "[0]") }
 
 // TestDocumentKeys checks that what the table says of each key is what the reader
 // does: its values, its default, whether it is required and whose it is.
 func TestDocumentKeys(t *testing.T) {
 	seen := map[string]bool{}
-	for _, key := range keyTable.Keys {
+	for _, key := range documentKeys() {
 		t.Run(key.Path, func(t *testing.T) {
-			if seen[key.Path] || key.Usage == "" || key.Form == "" {
+			if seen[key.Path] || stdcmp.Or(key.Form, valueForm(key)) == "" {
 				t.Fatal("is there twice, or says nothing")
 			}
 			seen[key.Path] = true
@@ -145,7 +168,7 @@ func TestDocumentKeys(t *testing.T) {
 			if key.Choices != nil {
 				key.refused(t, key.written(t, "nonsense"), "expected")
 			}
-			if key.Form == "true or false" {
+			if key.Type == TypeBool {
 				key.refused(t, key.written(t, "nonsense"), "expected true or false")
 			}
 			if key.Required {
@@ -161,7 +184,7 @@ func TestDocumentKeys(t *testing.T) {
 }
 
 // refused holds that the key, and with it the document, is refused.
-func (key documentKey) refused(t *testing.T, document, want string) {
+func (key Setting) refused(t *testing.T, document, want string) {
 	t.Helper()
 	_, err := Parse("", []byte(document), nil)
 	var problems Problems
@@ -177,11 +200,11 @@ func (key documentKey) refused(t *testing.T, document, want string) {
 // stands at the top of a profile, and no other.
 func TestKeysOfTheRoot(t *testing.T) {
 	tops := map[string]bool{}
-	for _, key := range keyTable.Keys {
+	for _, key := range documentKeys() {
 		top, _, _ := strings.Cut(strings.ReplaceAll(key.Path, "[]", ""), ".")
 		tops[top] = true
 	}
-	for _, s := range keyTable.Settings {
+	for _, s := range settingKeys() {
 		top, _, _ := strings.Cut(s.Path, ".")
 		tops[top] = true
 	}
@@ -195,36 +218,19 @@ func TestKeysOfTheRoot(t *testing.T) {
 	}
 }
 
-func TestKeysOf(t *testing.T) {
-	for _, test := range []struct {
-		path string
-		want []string
-	}{
-		{"resources", []string{"gpus", "mig"}},
-		{"mig", []string{"allowed", "config", "configs", "manage", "reset", "whenBusy"}},
-		{pathMIGBlock, []string{"device-filter", "devices", "mig-devices", "mig-enabled"}},
-		{"health.temperature", []string{"hysteresis", "limit"}},
-		{"nothing", nil},
-	} {
-		if diff := cmp.Diff(test.want, keysOf(test.path)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", test.path, diff)
-		}
-	}
-}
-
 // TestKeyTable checks that keys.json has no field by mistake, and every policy.
 func TestKeyTable(t *testing.T) {
 	decoder := json.NewDecoder(bytes.NewReader(keyFile))
 	decoder.DisallowUnknownFields()
-	var table keysAndSettings
+	var table keys
 	if err := decoder.Decode(&table); err != nil {
 		t.Error(err)
 	}
 	choices := map[string][]string{}
-	for _, s := range keyTable.Settings {
+	for _, s := range settingKeys() {
 		choices[s.Path] = s.Choices
 	}
-	for _, key := range keyTable.Keys {
+	for _, key := range documentKeys() {
 		choices[key.Path] = key.Choices
 	}
 	var policies []string
@@ -236,4 +242,9 @@ func TestKeyTable(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", path, diff)
 		}
 	}
+}
+
+func cutLast(path string) (section, key string) {
+	dot := strings.LastIndexByte(path, '.')
+	return path[:dot], path[dot+1:]
 }

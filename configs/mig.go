@@ -69,22 +69,16 @@ func notOffered(layout string) error {
 // readMIG reads the section mig. It returns the section's layouts followed by those from elsewhere,
 // and which of them a label may choose.
 func readMIG(v value, elsewhere MIGLayouts) (sharing.MIGConfig, MIGLayouts, []string) {
-	f := v.mapping(keysOf("mig")...)
-	if len(f.entries) > 0 {
-		v.note("Virgate's own: NVIDIA's plugin makes no partitions")
+	wanted := sharing.MIGConfig{
+		WhenBusy: sharing.WhenBusy(get[string](v, "whenBusy")),
+		Manage:   get[bool](v, "manage"),
+		Reset:    get[bool](v, "reset"),
 	}
-	wanted := sharing.MIGConfig{WhenBusy: sharing.WaitWhenBusy}
-	if text, ok := f.field("whenBusy").oneOf(string(sharing.WaitWhenBusy), string(sharing.RefuseWhenBusy)); ok {
-		wanted.WhenBusy = sharing.WhenBusy(text)
-	}
-	wanted.Manage, _ = f.field("manage").boolean()
-	wanted.Reset, _ = f.field("reset").boolean()
 	if wanted.Reset && !wanted.Manage {
-		f.field("reset").note("has no effect without manage: true")
+		v.at("reset").note("has no effect without manage: true")
 	}
-	layouts := append(readLayouts(f.field("configs")), elsewhere...)
-
-	config := f.field("config")
+	layouts := append(readLayouts(v.at("configs")), elsewhere...)
+	config := v.at("config")
 	if name, blocks, ok := layouts.readName(config); ok {
 		if !wanted.Manage {
 			config.note("has no effect without manage: true")
@@ -92,10 +86,9 @@ func readMIG(v value, elsewhere MIGLayouts) (sharing.MIGConfig, MIGLayouts, []st
 		wanted.Name, wanted.Blocks = name, blocks
 	}
 	var allowed []string
-	if names := f.field("allowed"); !names.absent() {
+	if names := v.at("allowed"); !names.absent() {
 		allowed = []string{}
-		items, _ := names.items()
-		for _, item := range items {
+		for _, item := range names.items {
 			name, _, _ := layouts.readName(item)
 			allowed = append(allowed, name)
 		}
@@ -120,7 +113,7 @@ func (c MIGLayouts) resolve(name string) ([]sharing.LayoutBlock, error) {
 // readName reads the name of a layout. It adds a note about a built-in layout whose profile may be
 // misspelt.
 func (c MIGLayouts) readName(v value) (name string, blocks []sharing.LayoutBlock, ok bool) {
-	name, ok = v.text()
+	name, ok = v.content.(string)
 	if !ok {
 		return "", nil, false
 	}

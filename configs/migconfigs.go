@@ -25,27 +25,15 @@ func ParseMIGConfigs(file string, data []byte) (MIGLayouts, error) {
 
 // readMIGConfigs reads a mig-parted document. Unlike other documents, it must have a version.
 func readMIGConfigs(root value) MIGLayouts {
-	document := root.mapping("version", migConfigsKey)
-	document.required("version").oneOf(versionV1)
-	return readLayouts(document.required(migConfigsKey))
+	return readLayouts(walker{}.read(root, migPartedKeys).at(migConfigsKey))
 }
 
 // readLayouts reads a mapping from names to lists of blocks.
-func readLayouts(section value) MIGLayouts {
-	pairs := section.pairs()
-	if section.shape() == shapeMapping && len(pairs) == 0 {
-		section.problem("expected at least one layout")
-	}
-	var layouts MIGLayouts
-	keys := keysOf(pathMIGBlock)
-	for _, e := range pairs {
-		blocks, ok := e.value.items()
-		if len(blocks) == 0 && (ok || e.value.absent()) {
-			e.value.problem("expected a list of at least one block")
-		}
+func readLayouts(section value) (layouts MIGLayouts) {
+	for _, e := range section.entries {
 		layout := MIGLayout{Name: e.key}
-		for _, block := range blocks {
-			layout.Blocks = append(layout.Blocks, readLayoutBlock(block, keys))
+		for _, block := range e.value.items {
+			layout.Blocks = append(layout.Blocks, readLayoutBlock(block))
 		}
 		layouts = append(layouts, layout)
 	}
@@ -53,58 +41,54 @@ func readLayouts(section value) MIGLayouts {
 	return layouts
 }
 
-func readLayoutBlock(v value, keys []string) sharing.LayoutBlock {
-	if v.shape() != shapeMapping {
-		v.problem("expected a mapping with devices and mig-enabled")
+func readLayoutBlock(v value) sharing.LayoutBlock {
+	if v.fields == nil {
 		return sharing.LayoutBlock{}
 	}
-	f := v.mapping(keys...)
+	enabled, partitions := v.at("mig-enabled"), v.at("mig-devices")
 	block := sharing.LayoutBlock{
-		Filters: readDeviceFilters(f.field("device-filter")),
+		All:     get[string](v, "devices") != "",
+		Filters: readDeviceFilters(v.at("device-filter").items),
 		Source:  sharing.BlockSource{File: v.source.file, Line: v.line},
 	}
-	block.All, block.Indexes = readGPUs(f.required("devices"))
-	enabled, ok := f.required("mig-enabled").boolean()
-	block.Layout.MIG = enabled
-	partitions := f.field("mig-devices")
-	if ok && enabled && partitions.absent() {
+	for _, item := range v.at("devices").items {
+		if index, ok := item.content.(int); ok && slices.Contains(block.Indexes, index) {
+			item.problem("is listed twice")
+		} else if ok {
+			block.Indexes = append(block.Indexes, index)
+		}
+	}
+	block.Layout.MIG = content[bool](enabled)
+	if block.Layout.MIG && partitions.absent() {
 		partitions.problem("is required where mig-enabled is true: write {} for no partitions")
 	}
 	counts := readPartitions(partitions)
 	for _, c := range counts {
 		block.Layout.Partitions = append(block.Layout.Partitions, c.PartitionCount)
-		block.Source.Lines = append(block.Source.Lines, c.line)
+		block.Source.Lines = append(block.Source.Lines, c.place.line)
 	}
-	if ok && !enabled && len(block.Layout.Partitions) > 0 {
+	if enabled.content == false && len(block.Layout.Partitions) > 0 {
 		partitions.problem("expected none where mig-enabled is false")
 	}
 	if at, message := doubt(block); message != "" && at < 0 {
 		partitions.note(message)
 	} else if message != "" {
-		counts[at].note(message)
+		counts[at].place.note(message)
 	}
 	return block
 }
 
-// readDeviceFilters reads one filter or a list; none or "" means all GPUs.
-func readDeviceFilters(v value) []sharing.GPUFilter {
-	items, _ := v.texts()
-	if !slices.ContainsFunc(items,
-		func(item value) bool { return item.shape() != shapeText || item.node.Value != "" }) {
-		return nil
-	}
-	var filters []sharing.GPUFilter
+// readDeviceFilters reads filters; none, or only "", means all GPUs.
+func readDeviceFilters(items []value) (filters []sharing.GPUFilter) {
 	for _, item := range items {
-		if item.shape() != shapeText {
-			item.problem("expected a device filter in quotes, such as \"0x20B010DE\"")
-			continue
+		if filter := content[sharing.GPUFilter](item); filter != (sharing.GPUFilter{}) {
+			filters = append(filters, filter)
 		}
-		filter, ok := parseDeviceFilter(item.node.Value)
-		if !ok {
+	}
+	for _, item := range items {
+		if len(filters) > 0 && item.content == (sharing.GPUFilter{}) {
 			item.problem("expected a device filter such as 0x20B010DE or 0x20B010DE:0x134F10DE")
-			continue
 		}
-		filters = append(filters, filter)
 	}
 	return filters
 }
@@ -133,36 +117,6 @@ func parsePCIPair(s string) (uint32, bool) {
 	return uint32(n), err == nil && n != 0
 }
 
-// readGPUs reads "all" or a list of indexes.
-func readGPUs(v value) (all bool, indexes []int) {
-	switch v.shape() {
-	case shapeNothing:
-		return false, nil
-	case shapeText:
-		all = v.node.Value == "all"
-	case shapeList:
-		items, _ := v.items()
-		for _, item := range items {
-			index, ok := item.number()
-			switch {
-			case item.absent() || ok && index < 0:
-				item.problem("expected the index of a GPU, from 0")
-			case slices.Contains(indexes, index) && ok:
-				item.problem("is listed twice")
-			case ok:
-				indexes = append(indexes, index)
-			}
-		}
-		if len(items) > 0 {
-			return false, indexes
-		}
-	}
-	if !all {
-		v.problem("expected all or a list of GPU indexes")
-	}
-	return all, nil
-}
-
 // partitionCount is a layout's number of partitions of a profile, with the line.
 type partitionCount struct {
 	mig.PartitionCount
@@ -172,24 +126,20 @@ type partitionCount struct {
 // readPartitions reads a mapping from profiles to counts. It omits profiles with a count of 0. If
 // every count is 0, it reports a problem, because that is probably a mistake.
 func readPartitions(v value) []partitionCount {
-	pairs := v.pairs()
 	lines := make(map[mig.Profile]int)
 	var partitions []partitionCount
-	allZero := len(pairs) > 0
-	for _, e := range pairs {
+	allZero := len(v.entries) > 0
+	for _, e := range v.entries {
 		profile, err := mig.ParseProfile(e.key)
 		if err != nil {
 			e.problem("expected a MIG profile such as 1g.5gb")
 		} else if line, again := lines[profile]; again {
 			e.problem(fmt.Sprintf("the profile is on line %d already", line))
 		} else {
-			lines[profile] = e.line
+			lines[profile] = e.place.line
 		}
-		count, ok := e.value.number()
-		if e.value.absent() || ok && count < 0 {
-			e.value.problem("expected a number of partitions, from 0")
-		}
-		allZero = allZero && ok && count == 0
+		count := content[int](e.value)
+		allZero = allZero && e.value.content == 0
 		if count > 0 && err == nil {
 			partitions = append(partitions, partitionCount{mig.PartitionCount{Profile: profile, Count: count}, e})
 		}

@@ -14,9 +14,8 @@ import (
 // readNames reads the section resources. The names of GPUs always end with nvidia.com/gpu, for GPUs
 // that match no other pattern.
 func readNames(v value) (gpus, partitions []sharing.NamingRule) {
-	section := v.mapping(keysOf("resources")...)
-	gpus = readNamingRules(section.field("gpus"), keysOf("resources.gpus[]"))
-	partitions = readNamingRules(section.field("mig"), keysOf("resources.mig[]"))
+	gpus = readNamingRules(v.at("gpus").items)
+	partitions = readNamingRules(v.at("mig").items)
 	rest := sharing.NamingRule{Pattern: "*", Name: gpuResource}
 	if len(gpus) == 0 || gpus[len(gpus)-1] != rest {
 		gpus = append(gpus, rest)
@@ -24,33 +23,21 @@ func readNames(v value) (gpus, partitions []sharing.NamingRule) {
 	return gpus, partitions
 }
 
-func readNamingRules(v value, keys []string) []sharing.NamingRule {
-	items, _ := v.items()
-	var rules []sharing.NamingRule
+func readNamingRules(items []value) (rules []sharing.NamingRule) {
 	// seen has the lines of the patterns so far, matchesAll the line of a pattern that matches
 	// everything.
-	seen, matchesAll := make(map[string]int), 0
+	seen, matchesAll := make(map[sharing.Pattern]int), 0
 	for _, item := range items {
-		if item.shape() != shapeMapping {
-			item.problem("expected a mapping with pattern and name")
-			continue
-		}
-		f := item.mapping(keys...)
-		pattern, ok := f.required("pattern").text()
-		name, named := readResourceName(f.required("name"))
-		if !ok || !named {
-			continue
-		}
-		if pattern == "" {
-			f.field("pattern").problem("expected a pattern: * matches everything")
+		pattern, name := get[sharing.Pattern](item, "pattern"), get[string](item, "name")
+		if pattern == "" || name == "" {
 			continue
 		}
 		if line := cmp.Or(matchesAll, seen[pattern]); line > 0 {
-			f.field("pattern").problem(fmt.Sprintf("is never reached: the pattern on line %d matches as much", line))
+			item.at("pattern").problem(fmt.Sprintf("is never reached: the pattern on line %d matches as much", line))
 			continue
 		}
 		seen[pattern] = item.line
-		all := strings.Trim(pattern, "*") == ""
+		all := strings.Trim(string(pattern), "*") == ""
 		if all {
 			matchesAll = item.line
 		}
@@ -59,29 +46,9 @@ func readNamingRules(v value, keys []string) []sharing.NamingRule {
 			item.note("named here; NVIDIA's plugin reads resources and ignores it")
 		}
 		noteEviction(item, name)
-		rules = append(rules, sharing.NamingRule{Pattern: sharing.Pattern(pattern), Name: name})
+		rules = append(rules, sharing.NamingRule{Pattern: pattern, Name: name})
 	}
 	return rules
-}
-
-// readResourceName reads a name and reports a name that the kubelet would refuse. It also returns
-// false for an absent name.
-func readResourceName(v value) (string, bool) {
-	text, ok := v.text()
-	if !ok {
-		return "", false
-	}
-	name, err := parseResourceName(text)
-	if err != nil {
-		message := err.Error()
-		// A resource's name has "." where its MIG profile's name has "+".
-		if dotted, err := parseResourceName(strings.ReplaceAll(text, "+", ".")); err == nil && namesPartition(dotted) {
-			message += didYouMean(dotted)
-		}
-		v.problem(message)
-		return "", false
-	}
-	return name, true
 }
 
 const (
@@ -125,10 +92,12 @@ func parseResourceName(s string) (string, error) {
 		return "", fmt.Errorf("the part before the slash must be a lower-case domain such as %s",
 			strings.TrimSuffix(resourceDomain, "/"))
 	case !nameForm.MatchString(name):
-		return "",
-			errors.New(
-				"the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at " +
-					"both ends")
+		message := "the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at both ends"
+		// A resource's name has "." where its MIG profile's name has "+".
+		if dotted := strings.ReplaceAll(full, "+", "."); namesPartition(dotted) {
+			message += didYouMean(dotted)
+		}
+		return "", errors.New(message)
 	}
 	return full, nil
 }
@@ -154,42 +123,12 @@ func namesPartition(name string) bool {
 	return err == nil && resourceDomain+profile.ResourceName() == name
 }
 
-func readExclude(v value) []sharing.Selector {
-	items, ok := v.items()
-	if !ok || len(items) == 0 {
-		return nil
-	}
-	v.note("Virgate's own: these are never offered; NVIDIA's plugin has no such key")
-	return readSelectors(items, make(map[sharing.Selector]int), func(item value) (sharing.Selector, bool) {
-		if item.shape() != shapeMapping {
-			return readSelector(item, ", or {pattern: …} with a part of the product name")
-		}
-		v := item.mapping(keysOf("exclude[]")...).required("pattern")
-		pattern, ok := v.text()
-		if ok && pattern == "" {
-			v.problem("expected a pattern: * matches everything")
-		}
-		return sharing.ModelSelector(sharing.Pattern(pattern)), ok && pattern != ""
-	})
-}
-
-const expectedDevices = "expected all, a number of devices, or a list of indexes and UUIDs"
-
 // readSelection reads devices: all, a count, or a list of selectors; false if it is invalid. seen
 // has the lines of the selectors in earlier entries for the same resource.
 func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, bool) {
-	if v.node == nil {
-		return sharing.Selection{}, true
-	}
 	switch v.shape() {
 	case shapeList:
-		items, _ := v.items()
-		if len(items) == 0 {
-			v.problem("selects nothing: " + expectedDevices)
-		}
-		v.note("only these devices are shared; NVIDIA's plugin takes all")
-		return sharing.Selection{List: readSelectors(items, seen,
-			func(item value) (sharing.Selector, bool) { return readSelector(item, "") })}, true
+		return sharing.Selection{List: readSelectors(v.items, seen)}, len(v.items) > 0
 	case shapeNumber:
 		count, ok := v.number()
 		if ok && count < 1 {
@@ -198,40 +137,27 @@ func readSelection(v value, seen map[sharing.Selector]int) (sharing.Selection, b
 		}
 		v.note("only the first devices are shared; NVIDIA's plugin takes all")
 		return sharing.Selection{Count: count}, ok
-	case shapeText:
-		if v.node.Value == "all" {
-			return sharing.Selection{}, true
+	case shapeNothing:
+		if v.node != nil { // More likely a lost list than a way to select all.
+			v.problem("expected all, a number of devices, or a list of indexes and UUIDs")
+			return sharing.Selection{}, false
 		}
 	}
-	// An empty "devices:" is a problem too: it is more likely a lost list than a way to select all.
-	v.problem(expectedDevices)
-	return sharing.Selection{}, false
+	return sharing.Selection{}, v.node == nil || v.content != nil
 }
 
-// readSelector reads a selector of ParseSelector. others is the end of the message, with the other
-// forms allowed.
-func readSelector(item value, others string) (sharing.Selector, bool) {
-	selector, err := sharing.ParseSelector(item.node.Value)
-	// A GPU index may be written as a number.
-	if shape := item.shape(); err != nil || shape != shapeText && shape != shapeNumber {
-		item.problem(
-			"expected a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID (00000000:3B:00.0)" +
-				others)
-		return sharing.Selector{}, false
+// readSelectors reads selectors, and patterns in their place. It reports selectors that are already
+// in seen, and adds the others to seen with their lines.
+func readSelectors(items []value, seen map[sharing.Selector]int) []sharing.Selector {
+	if len(items) == 0 {
+		return nil
 	}
-	return selector, true
-}
-
-// readSelectors reads selectors. It reports selectors that are already in seen, and adds the others
-// to seen with their lines.
-func readSelectors(
-	items []value,
-	seen map[sharing.Selector]int,
-	read func(value) (sharing.Selector, bool),
-) []sharing.Selector {
 	selectors := make([]sharing.Selector, 0, len(items))
 	for _, item := range items {
-		selector, ok := read(item)
+		selector, ok := item.content.(sharing.Selector)
+		if pattern := get[sharing.Pattern](item, "pattern"); pattern != "" {
+			selector, ok = sharing.ModelSelector(pattern), true
+		}
 		if !ok {
 			continue
 		}

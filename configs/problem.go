@@ -27,6 +27,8 @@ type Problem struct {
 	File string
 	// Line is counted from 1; 0 for an override.
 	Line int
+	// Column is counted from 1, as an editor does it; 0 for an override.
+	Column int
 	// Path is the path of the key, for example "sharing.timeSlicing.resources[1].replicas"; empty
 	// for the whole document.
 	Path string
@@ -58,7 +60,7 @@ func (p Problem) Reason() string {
 	return p.Message + " (got " + p.Value + ")"
 }
 
-// Problems are all problems, sorted by file and line.
+// Problems are all problems, sorted by file and place.
 type Problems []Problem
 
 // Error returns one line for each problem, up to a hundred, then the number of further problems.
@@ -80,7 +82,7 @@ func (p Problems) err() error {
 		return nil
 	}
 	slices.SortStableFunc(p, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line))
+		return cmp.Or(cmp.Compare(a.File, b.File), cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
 	seen := make(map[Problem]bool, len(p))
 	return slices.DeleteFunc(p, func(problem Problem) bool {

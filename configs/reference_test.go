@@ -49,7 +49,7 @@ func reference(t *testing.T) string {
 		{"flags", "flags."}, {"flags.plugin", "flags.plugin."}, {"flags.gfd", "flags.gfd."}, {"imex", "imex."},
 	} {
 		section(part.title, "key | flag | variable | value | default | meaning")
-		for _, s := range keyTable.Settings {
+		for _, s := range settingKeys() {
 			if sectionOf(s.Path) == part.prefix {
 				row(&b, code(s.Path), flagNames(s), codes(variableNames(s)), settingForm(s), orNone(s.Default), settingMeaning(t, s))
 			}
@@ -60,9 +60,9 @@ func reference(t *testing.T) string {
 		{"mig", "mig."}, {"health", "health."}, {"dra", "dra."},
 	} {
 		section(part.title, "key | value | default | meaning")
-		for _, key := range keyTable.Keys {
+		for _, key := range documentKeys() {
 			if strings.HasPrefix(key.Path, part.prefix) && (part.prefix != "" || !strings.Contains(key.Path, ".")) {
-				row(&b, code(key.Path), cmp.Or(codes(key.Choices), key.Form), keyDefault(key), ownMeaning(key.Own, key.Usage))
+				row(&b, code(key.Path), cmp.Or(key.Form, valueForm(key)), keyDefault(key), ownMeaning(key.Own, key.Usage))
 			}
 		}
 	}
@@ -104,7 +104,7 @@ func orNone(text string) string {
 	return code(text)
 }
 
-func keyDefault(key documentKey) string {
+func keyDefault(key Setting) string {
 	if key.Required {
 		return "required"
 	}
@@ -141,7 +141,19 @@ func settingForm(s Setting) string {
 	if s.Type == TypeNumbers && s.Choices != nil {
 		return "`[]` or `[" + strings.Join(s.Choices, ", ") + "]`"
 	}
-	return cmp.Or(codes(s.Choices), form)
+	return cmp.Or(s.Form, codes(s.Choices), form)
+}
+
+// valueForm describes the values of a key.
+func valueForm(s Setting) string {
+	number := "whole number from " + s.Min
+	if s.Max != "" {
+		number += " to " + s.Max
+	}
+	return map[SettingType]string{
+		TypeBool: "true or false", TypeEnum: codes(s.Choices), TypeString: "text", typePattern: "text",
+		typeResourceName: "resource name", typeNumber: number, typeDuration: s.form(),
+	}[s.Type]
 }
 
 func ownMeaning(own bool, usage string) string {

@@ -25,12 +25,6 @@ const rulesKey = "rules"
 
 // Limits of a list of rules. The check whether a rule can be reached takes time that grows with the
 // square of their number.
-const (
-	maxRules       = 200
-	maxExpressions = 20
-	maxValues      = 100
-	maxSpread      = 24 * time.Hour
-)
 
 // Rules choose a node's profile by the labels of its Node object.
 type Rules struct {
@@ -190,26 +184,16 @@ func hashOf(text string) string {
 
 // readRules reads a list of rules. profiles are the profiles that a rule can name, if known is
 // true.
-func readRules(root value, profiles []string, known bool) (rules Rules) {
-	f := root.mapping("version", "spread", rulesKey)
-	f.field("version").oneOf(versionV1)
-	rules.Spread = f.field("spread").spread()
-	rules.List = readRuleList(f.required(rulesKey), profiles, known)
-	return rules
-}
-
-func (v value) spread() time.Duration {
-	spread, _ := v.duration(0, maxSpread, "expected a duration from 0s to 24h, such as 5m")
-	return spread
+func readRules(root value, profiles []string, known bool) Rules {
+	d := walker{}.read(root, rulesKeys)
+	return Rules{
+		Spread: get[time.Duration](d, "spread"),
+		List:   readRuleList(d.at(rulesKey).items, profiles, known),
+	}
 }
 
 // readRuleList reads only the rules, and finds the rules that no node reaches.
-func readRuleList(list value, profiles []string, known bool) (rules []Rule) {
-	items, _ := list.items()
-	if len(items) > maxRules {
-		list.problem(fmt.Sprintf("expected at most %d rules", maxRules))
-		return nil
-	}
+func readRuleList(items []value, profiles []string, known bool) (rules []Rule) {
 	var good []Rule // The rules read so far, for the check of later rules.
 	var numbers []int
 	for i, item := range items {
@@ -231,35 +215,30 @@ func readRuleList(list value, profiles []string, known bool) (rules []Rule) {
 }
 
 func readRule(v value, profiles []string, known bool) Rule {
-	f := v.mapping("nodeSelector", "matchExpressions", "profile", "mig")
-	rule := Rule{Line: v.line, layout: f.field("mig")}
-	rule.Profile, _ = f.required("profile").text()
+	v = walker{}.read(v, ruleKeys)
+	rule := Rule{
+		Line:    v.line,
+		Profile: get[string](v, "profile"),
+		Layout:  get[string](v, "mig"),
+		layout:  v.at("mig"),
+	}
 	if rule.Profile != "" && known && !slices.Contains(profiles, rule.Profile) {
 		there := "there is none"
 		if len(profiles) > 0 {
 			there = "there is " + strings.Join(profiles, ", ")
 		}
-		f.field("profile").problem("no profile has this name, " + there)
+		v.at("profile").problem("no profile has this name, " + there)
 	}
-	rule.Layout, _ = rule.layout.text()
-	selector, expressions := f.field("nodeSelector"), f.field("matchExpressions")
+	selector, expressions := v.at("nodeSelector"), v.at("matchExpressions")
 	if v.shape() == shapeMapping && selector.absent() && expressions.absent() {
 		v.problemHere("nodeSelector or matchExpressions is required; nodeSelector: {} matches every node")
 	}
-	for _, e := range selector.pairs() {
-		if text, ok := e.value.text(); ok && checkLabel(e.problem, e.key) && checkLabelValue(e.value, text) {
+	for _, e := range selector.entries {
+		if text, ok := e.value.content.(string); ok && checkLabel(e.problem, e.key) && checkLabelValue(e.value, text) {
 			rule.require(e.value, e.key, selection.In, []string{text})
 		}
 	}
-	items, _ := expressions.items()
-	if !expressions.absent() && expressions.shape() == shapeList && len(items) == 0 {
-		expressions.problemHere("expected at least one expression; nodeSelector: {} matches every node")
-	}
-	if len(items) > maxExpressions {
-		expressions.problem(fmt.Sprintf("expected at most %d expressions", maxExpressions))
-		return rule
-	}
-	for _, item := range items {
+	for _, item := range expressions.items {
 		rule.readExpression(item)
 	}
 	return rule
@@ -276,43 +255,35 @@ var operators = map[string]selection.Operator{
 }
 
 func (r *Rule) readExpression(v value) {
-	f := v.mapping("key", "operator", "values")
-	key, keyGiven := f.required("key").text()
-	keyGiven = keyGiven && checkLabel(f.field("key").problem, key)
-	operator, operatorGiven := f.required("operator").oneOf("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
-	list, _ := f.field("values").items()
-	if len(list) > maxValues {
-		f.field("values").problem(fmt.Sprintf("expected at most %d values", maxValues))
-		return
-	}
+	key, operator, list := get[string](v, "key"), get[string](v, "operator"), v.at("values")
+	keyGiven := key != "" && checkLabel(v.at("key").problem, key)
 	var values []string
-	for _, item := range list {
-		if text, ok := item.textOf("expected text: put a number in quotes"); ok && checkLabelValue(item, text) {
+	for _, item := range list.items {
+		if text, ok := item.content.(string); ok && checkLabelValue(item, text) {
 			values = append(values, text)
 		}
 	}
-	if len(values) < len(list) || !keyGiven || !operatorGiven {
+	if len(values) < len(list.items) || !keyGiven || operator == "" {
 		return
 	}
-	at := f.field("values")
 	switch operator {
 	case "In", "NotIn":
 		if len(values) == 0 {
-			at.problemHere(operator + " needs one value or more")
+			list.problemHere(operator + " needs one value or more")
 			return
 		}
 	case "Exists", "DoesNotExist":
 		if len(values) > 0 {
-			at.problemHere(operator + " takes no values")
+			list.problemHere(operator + " takes no values")
 			return
 		}
 	default:
 		if len(values) != 1 {
-			at.problemHere(operator + " needs one value")
+			list.problemHere(operator + " needs one value")
 			return
 		}
 		if _, err := strconv.ParseInt(values[0], 10, 64); err != nil {
-			list[0].problem(operator + " needs a whole number, in quotes")
+			list.items[0].problem(operator + " needs a whole number, in quotes")
 			return
 		}
 	}

@@ -1,17 +1,17 @@
 package configs
 
 import (
-	"cmp"
 	_ "embed" // for keyFile
 	"encoding/json"
 	"fmt"
-	"maps"
 	"math"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/virgate/virgate/sharing"
 )
 
 // The paths of settings that are used in several places.
@@ -29,7 +29,12 @@ const (
 	pathMPSRoot             = "flags.mpsRoot"
 )
 
-// keyTable is keys.json, the possible content of profiles, in the order of
+// Schema is the JSON Schema of a profile, for editors. It is made from keys.json.
+//
+//go:embed schema.json
+var Schema string
+
+// keyTable is keys.json, the possible content of documents, in the order of
 // docs/reference/configuration-keys.md. It is read at every start, so it is JSON: decoding YAML
 // makes ten times as many objects. It never changes.
 var keyTable = readKeyTable(keyFile)
@@ -37,86 +42,78 @@ var keyTable = readKeyTable(keyFile)
 //go:embed keys.json
 var keyFile []byte
 
-// keysAndSettings are all possible keys of documents, flags and variables. Settings are those that
-// a flag or a variable can also set: every key of the sections flags and imex that
-// k8s-device-plugin v0.20.0 knows, cdiDisableHooks, and Virgate's own; see
-// docs/reference/nvidia-differences.md.
-type keysAndSettings struct {
-	Settings, Variables []Setting
-	Keys                []documentKey
+// keys are the keys of each kind of document.
+type keys struct {
+	Profile, MIGParted, Rules, Rule, ConfigMap, List []Setting
+	// Variables are the settings that only variables can set.
+	Variables []Setting
 }
 
-func readKeyTable(file []byte) (table keysAndSettings) {
+func readKeyTable(file []byte) (table keys) {
 	if err := json.Unmarshal(file, &table); err != nil {
 		panic(fmt.Sprintf("keys.json: %v", err)) // Every test would find this.
 	}
 	return table
 }
 
-// documentKey describes a key that is not a Setting. Documents may have only
-// these keys, and docs/reference/configuration-keys.md is generated from them.
-type documentKey struct {
-	// Path is the path of the key: "mig.configs.NAME[].devices".
-	Path string
-	// Form describes the value: "text", "whole number from 1".
-	Form string
-	// Default is the default as in a document; "" for none.
-	Default  string
-	Required bool
-	// Choices are the possible values, if they are few.
-	Choices []string
-	// Usage describes what the key does.
-	Usage string
-	// Own is true if NVIDIA's plugin, or mig-parted, has no such key.
-	Own bool
-}
-
-// keysOf returns the sorted keys that a mapping at the path may have.
-func keysOf(path string) []string {
-	var keys []string
-	for _, key := range keyTable.Keys {
-		if rest, ok := strings.CutPrefix(key.Path, path+"."); ok {
-			first, _, _ := strings.Cut(rest, ".")
-			keys = append(keys, strings.TrimSuffix(first, "[]"))
-		}
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys)
-}
-
-// The paths of sections and list entries that have their own readers.
-const (
-	pathTimeSlicing = "sharing.timeSlicing"
-	pathShare       = pathTimeSlicing + ".resources[]"
-	pathMPS         = "sharing.mps"
-	pathMIGBlock    = "mig.configs.NAME[]"
-	pathTemperature = "health.temperature"
-	pathRetireAfter = "retireAfter"
+// The descriptions of documents, and of one rule.
+var (
+	profileKeys   = newTree(keyTable.Profile)
+	migPartedKeys = newMIGPartedTree()
+	rulesKeys     = newTree(keyTable.Rules)
+	ruleKeys      = newTree(keyTable.Rule)
+	configMapKeys = newTree(keyTable.ConfigMap)
+	listKeys      = newTree(keyTable.List)
 )
 
-// Setting is a setting that a flag or an environment variable can set, of NVIDIA's plugin or
-// Virgate's own. The program makes its flags from these.
+// newMIGPartedTree describes a mig-parted document, which has the layouts of a profile.
+func newMIGPartedTree() *key {
+	root := newTree(keyTable.MIGParted)
+	root.child(migConfigsKey).children = profileKeys.child("mig").child("configs").children
+	return root
+}
+
+// Setting describes a key of a document. Those of the sections flags and imex, and some of health,
+// can also be set by a flag or an environment variable, of NVIDIA's plugin (every one that
+// k8s-device-plugin v0.20.0 knows, and cdiDisableHooks) or Virgate's own; see
+// docs/reference/nvidia-differences.md. The program makes its flags from these.
 type Setting struct {
-	// Path is the path of the setting in a document, and its key in Overrides.
+	// Path is the path of the key in a document, "mig.configs.NAME[].devices", and its key in
+	// Overrides. A name in capitals stands for any name, "[]" for the entries of a list.
 	Path string
-	// Flag and Env are names without "--" and "$". Both are empty for a setting that only documents
-	// have.
+	// Flag and Env are names without "--" and "$". Both are empty for what only documents have.
 	Flag, Env string
 	// Aliases and EnvAliases are older names that still work.
 	Aliases    []string
 	EnvAliases []string
 	// Default is the default value, in the form of an Override.
 	Default string
-	Type    SettingType
-	// Choices are the possible values, or items of a list, if they are few.
+	// Type is empty for a section, and for a list whose entries are described by themselves.
+	Type SettingType
+	// Form describes the value for people where the Type does not.
+	Form string
+	// Choices are the possible values, or items of a list, if they are few. For a list whose
+	// entries are described by themselves, they are texts that may stand instead of it.
 	Choices []string
-	// Usage is one line of help.
+	// Min and Max are the limits of a number or a duration; "" for none. A list with a Max has no
+	// more entries, one with a Min may be a number instead. Example is a duration for messages.
+	Min, Max, Example string
+	// Required keys must be given. Required entries of a list must have a value.
+	Required bool
+	// Single is true for a list that may be its only entry instead.
+	Single bool
+	// Expected is the message about a value that is not of the Type or not possible, if it is not
+	// made from the other fields; Empty that about a list or a mapping without entries, if it must
+	// have one; Refused that about any value, if the key is only known to be refused.
+	Expected, Empty, Refused string
+	// Usage is one line of help. A key without Usage is not documented: a part of another one.
 	Usage string
-	// Own is true if NVIDIA's plugin has no such setting.
+	// Own is true if NVIDIA's plugin, or mig-parted, has no such key.
 	Own bool
 	// Only are the values that this release supports; nil for all.
 	Only []string
-	// Differs is what NVIDIA's plugin does differently, by value or item.
+	// Notes are what NVIDIA's plugin does differently; Differs is the same by value or item.
+	Notes   []string
 	Differs map[string]string
 	// Inert is why the setting has no effect; "" if it has one.
 	Inert string
@@ -145,274 +142,144 @@ const (
 	// TypeInterval is a duration such as "60s", or "infinite". A document may also give it as a
 	// number of nanoseconds; see parseInterval.
 	TypeInterval SettingType = "interval"
+
+	typeAny          SettingType = "any"
+	typeNumber       SettingType = "number"
+	typeDuration     SettingType = "duration"
+	typeResourceName SettingType = "resource name"
+	typePattern      SettingType = "pattern"
+	typeSelector     SettingType = "selector"
+	typeFilter       SettingType = "device filter"
+	typeMemory       SettingType = "memory"
 )
 
 // Settings returns the settings with a flag, in the order of the documentation.
 func Settings() []Setting {
-	return slices.DeleteFunc(slices.Clone(keyTable.Settings), func(s Setting) bool { return s.Flag == "" })
+	return slices.DeleteFunc(slices.Clone(keyTable.Profile), func(s Setting) bool { return s.Flag == "" })
 }
 
 // EnvOnlySettings returns the settings of NVIDIA's plugin that only variables can set. They have no
 // Flag and no place in a document, but their Path is still a key for Overrides.
 func EnvOnlySettings() []Setting { return slices.Clone(keyTable.Variables) }
 
-// settings are the values in force by path, written as in an Override.
-type settings map[string]string
-
-func (s settings) on(path string) bool { return s[path] == "true" }
-
-// readSettings reads the sections flags and imex and applies the overrides. An invalid inert
-// setting must not withdraw GPUs: its problem becomes a note, and is returned for GPU feature
-// discovery, which uses the setting.
-func readSettings(root fields, overrides Overrides) (settings, error) {
-	var wrong Problems
-	inert := *root.parent.source
-	inert.problems, inert.notes = &wrong, nil
-	written := findSettings(root, &inert)
-	resolved := make(settings, len(keyTable.Settings))
-	for _, setting := range keyTable.Settings {
-		override, overridden := overrides[setting.Path]
-		resolved[setting.Path] = setting.resolve(written[setting.Path], override, overridden)
-	}
-	for _, path := range slices.Sorted(maps.Keys(overrides)) {
-		_, known := resolved[path]
-		if !known && !slices.ContainsFunc(keyTable.Variables, func(s Setting) bool { return s.Path == path }) {
-			at := position{file: overrides[path].Source, path: path}
-			root.parent.source.problem(at, quote(overrides[path].Value), "no such setting")
-		}
-	}
-	root.parent.source.notes = append(root.parent.source.notes, inert.notes...)
-	for _, p := range wrong {
-		note := Note{
-			Line:    p.Line,
-			Path:    p.Path,
-			Message: "has no effect here; virgate gpu-feature-discovery refuses it: " + p.Reason(),
-		}
-		if p.Line == 0 {
-			note.Message = p.File + ": " + note.Message
-		}
-		root.parent.source.notes = append(root.parent.source.notes, note)
-	}
-	return resolved, wrong.err()
+// overridable reports whether an Override can set the key, even if it has neither flag nor variable.
+func (s Setting) overridable() bool {
+	return s.Env != "" || s.Type != "" && strings.HasPrefix(s.Path, "flags.")
 }
 
-// findSettings finds each setting's value in the document, by path. Inert settings, and the whole
-// section flags.gfd, get inert as their source.
-func findSettings(root fields, inert *source) map[string]value {
-	keys := make(map[string][]string)
-	for _, setting := range keyTable.Settings {
-		section, key := cutLast(setting.Path)
-		keys[section] = append(keys[section], key)
-	}
-	flags := root.field("flags").mapping(append(keys["flags"], "plugin", "gfd")...)
-	plugin := flags.field("plugin").mapping(append(keys["flags.plugin"], "driverMounts")...)
-	gfd := flags.field("gfd")
-	gfd.source = inert
-	sections := map[string]fields{
-		"flags":                     flags,
-		"flags.plugin":              plugin,
-		"flags.plugin.driverMounts": plugin.field("driverMounts").mapping(keys["flags.plugin.driverMounts"]...),
-		"flags.gfd":                 gfd.mapping(keys["flags.gfd"]...),
-		"imex":                      root.field("imex").mapping(keys["imex"]...),
-	}
-	written := make(map[string]value, len(keyTable.Settings))
-	for _, setting := range keyTable.Settings {
-		section, key := cutLast(setting.Path)
-		found := sections[section].field(key)
-		if setting.Inert != "" {
-			found.source = inert
-		}
-		written[setting.Path] = found
-	}
-	return written
-}
-
-func cutLast(path string) (section, key string) {
-	dot := strings.LastIndexByte(path, '.')
-	return path[:dot], path[dot+1:]
-}
-
-// resolve returns the value in force: the override, else the document's value, else (or if that is
-// empty) the default. It always reports an invalid value. It reports a value that this release does
-// not support only if the value is in force, so an override can make a document usable.
-func (s Setting) resolve(written value, override Override, overridden bool) string {
-	from := written.source
-	at := written.position()
-	shown := written.shown()
-	if s.unread() {
-		if overridden {
-			from.notes = append(from.notes, Note{Path: s.Path, Message: override.Source + ": " + s.Inert})
-		} else if !written.absent() {
-			written.note(s.Inert)
-		}
-		return s.Default
-	}
-	result, ok := s.decode(written)
-	if ok {
-		if written.shape() == shapeList {
-			shown = quote(result)
-		}
-		ok = s.validate(from, result, at, shown)
-	}
-	if overridden {
-		at, shown = position{file: override.Source, path: s.Path}, quote(override.Value)
-		result = s.normalize(override.Value)
-		ok = s.validate(from, result, at, shown)
-	}
-	if !ok {
-		return s.Default
-	}
-	if s.Only != nil && s.outside(s.Only, result) {
-		message := "is not supported yet"
-		if len(s.Only) > 0 {
-			message += ", only " + alternatives(s.Only)
-		}
-		from.problem(at, shown, message)
-	}
-	for _, note := range s.notes(result) {
-		if overridden {
-			note = override.Source + ": " + note
-		}
-		from.notes = append(from.notes, Note{
-			Line:    at.line,
-			Path:    at.path,
-			Message: note,
-		})
-	}
-	return cmp.Or(result, s.Default)
-}
-
-// unread reports whether neither the plugin nor GPU feature discovery reads the setting, so that
-// any value is valid.
-func (s Setting) unread() bool {
-	return s.Inert != "" && !strings.HasPrefix(s.Path, "flags.gfd.") && s.Path != "flags.useNodeFeatureAPI"
-}
-
-// notes returns how NVIDIA's plugin differs if the setting has this value.
-func (s Setting) notes(text string) []string {
-	if s.Inert != "" {
-		return []string{s.Inert}
-	}
-	var notes []string
-	if s.Own {
-		notes = append(notes, "Virgate's own; NVIDIA's plugin has no such key")
-	}
-	for _, item := range s.items(text) {
-		if note := s.Differs[item]; note != "" && !slices.Contains(notes, note) {
-			notes = append(notes, note)
-		}
-	}
-	return notes
-}
-
-// decode reads a value from a document and returns it in the form of an Override.
-func (s Setting) decode(written value) (string, bool) {
-	var items []value
-	var ok bool
+// parse returns what the text means, in the Go type of the setting's Type: bool, int,
+// time.Duration, []string, sharing.Pattern, sharing.Selector, sharing.GPUFilter or
+// sharing.MemoryGuard; for all others, a string. problem is the message about an invalid text.
+func (s Setting) parse(text string) (content any, problem string) {
+	var err error
+	ok := true
 	switch s.Type {
-	case TypeBool:
-		on, ok := written.boolean()
-		return strconv.FormatBool(on), ok
-	case TypeNumbers:
-		items, ok = written.items()
-	case TypeList:
-		items, ok = written.texts()
-	case TypeInterval:
-		if !written.absent() && slices.Contains([]string{"!!int", "!!float"}, written.node.ShortTag()) {
-			number, err := strconv.ParseFloat(written.node.Value, 64)
-			if err != nil || math.IsNaN(number) || math.Abs(number) >= math.MaxInt64 {
-				return written.node.Value, true // validate reports it.
-			}
-			return time.Duration(number).String(), true
-		}
-		return written.text()
-	default:
-		return written.textOf(s.expected())
-	}
-	texts := make([]string, len(items))
-	for i, item := range items {
-		readable := false
-		if s.Type == TypeNumbers {
-			_, readable = item.number()
-		} else {
-			_, readable = item.textOf(s.expected())
-		}
-		texts[i], ok = item.node.Value, ok && readable
-	}
-	return s.normalize(strings.Join(texts, ",")), ok
-}
-
-// expected describes the valid values of a text setting, or of a list's items.
-func (s Setting) expected() string {
-	switch {
-	case s.Type == TypePath:
-		return "expected an absolute path"
-	case s.Choices != nil:
-		return "expected " + alternatives(s.Choices)
-	}
-	return "expected text"
-}
-
-// normalize returns true or false for the spellings of a boolean that a variable may use, such as
-// "1" and "t", and trims the items of a list.
-func (s Setting) normalize(text string) string {
-	switch s.Type {
-	case TypeBool:
-		if on, err := strconv.ParseBool(text); err == nil {
-			return strconv.FormatBool(on)
-		}
+	case TypeBool: // A variable may use other spellings, such as "1" and "t".
+		content, err = strconv.ParseBool(text)
+	case TypeEnum:
+		content, ok = text, slices.Contains(s.Choices, text)
 	case TypeList, TypeNumbers:
-		items := listItems(text)
-		for i, item := range items {
-			items[i] = strings.TrimSpace(item)
-		}
-		return strings.Join(items, ",")
-	}
-	return text
-}
-
-// validate reports a value that is invalid for the setting, and then returns false.
-func (s Setting) validate(from *source, text string, at position, shown string) bool {
-	var expected string
-	switch s.Type {
-	case TypeBool:
-		if text != "true" && text != "false" {
-			expected = "expected true or false"
-		}
-	case TypeEnum, TypeList:
-		if s.Choices != nil && (text == "" || s.outside(s.Choices, text)) {
-			expected = s.expected()
-		}
-	case TypeNumbers:
-		for _, item := range listItems(text) {
-			if _, err := strconv.ParseUint(item, 10, 31); err != nil {
-				expected = "expected whole numbers from 0"
-			}
-		}
-		if s.Choices != nil && expected == "" && (s.outside(s.Choices, text) || len(listItems(text)) > len(s.Choices)) {
-			expected = "expected [] or [" + strings.Join(s.Choices, ", ") + "]"
-		}
+		return s.parseList(text)
 	case TypePath:
-		if text != "" && !strings.HasPrefix(text, "/") {
-			expected = s.expected()
-		} else if s.Own && text != "" && path.Clean(text) == "/" {
-			expected = "expected a folder below /"
+		content, ok = text, text == "" || strings.HasPrefix(text, "/")
+		if s.Own && path.Clean(text) == "/" {
+			return nil, "expected a folder below /"
 		}
 	case TypeKeyPrefix:
 		domain, slash := strings.CutSuffix(text, "/")
 		if text != "" && (!slash || len(domain) > 253 || !domainForm.MatchString(domain)) {
-			expected = "expected a lower-case domain and a slash, such as cdi.k8s.io/"
+			return nil, "expected a lower-case domain and a slash, such as cdi.k8s.io/"
 		}
+		content = text
 	case TypeInterval:
-		if _, ok := parseInterval(text); !ok {
-			expected = "expected a duration such as 60s, or infinite"
+		content, ok = parseInterval(text)
+	case typeNumber: // One outside the limits can still be compared with others.
+		number, ok := limited(s, text, strconv.Atoi)
+		if !ok {
+			problem = s.expected()
 		}
+		return number, problem
+	case typeDuration:
+		content, ok = limited(s, text, time.ParseDuration)
+	case typeResourceName:
+		if content, err = parseResourceName(text); err != nil {
+			return nil, err.Error()
+		}
+	case typePattern:
+		if text == "" {
+			return nil, "expected a pattern: * matches everything"
+		}
+		content = sharing.Pattern(text)
+	case typeSelector:
+		content, err = sharing.ParseSelector(text)
+	case typeFilter: // "" is no filter.
+		content, ok = parseDeviceFilter(text)
+		ok = ok || text == ""
+	case typeMemory:
+		content, ok = parseMemoryLimit(text)
+	default:
+		content = text
 	}
-	if expected == "" {
-		return true
+	if err != nil || !ok {
+		return nil, s.expected()
 	}
-	from.problem(at, shown, expected)
-	return false
+	return content, ""
+}
+
+// limited parses a text and reports whether its value is within the limits.
+func limited[T int | time.Duration](s Setting, text string, parse func(string) (T, error)) (T, bool) {
+	result, err := parse(text)
+	least, _ := parse(s.Min)
+	most, unlimited := parse(s.Max)
+	return result, err == nil && result >= least && (unlimited != nil || result <= most)
+}
+
+func (s Setting) parseList(text string) (content any, problem string) {
+	items := listItems(text)
+	outside := s.Choices != nil &&
+		slices.ContainsFunc(items, func(item string) bool { return !slices.Contains(s.Choices, item) })
+	if s.Type == TypeNumbers {
+		for _, item := range items {
+			if _, err := strconv.ParseUint(item, 10, 31); err != nil {
+				return nil, "expected whole numbers from 0"
+			}
+		}
+		if outside || s.Choices != nil && len(items) > len(s.Choices) {
+			return nil, "expected [] or [" + strings.Join(s.Choices, ", ") + "]"
+		}
+	} else if outside || s.Choices != nil && len(items) == 0 {
+		return nil, s.expected()
+	}
+	return items, ""
+}
+
+// expected is the message about a value that is not one of the setting's.
+func (s Setting) expected() string {
+	switch {
+	case s.Expected != "":
+		return s.Expected
+	case s.Choices != nil:
+		return "expected " + alternatives(s.Choices)
+	case s.Type == TypeBool:
+		return "expected true or false"
+	case s.Type == TypePath:
+		return "expected an absolute path"
+	case s.Type == TypeInterval:
+		return "expected a duration such as 60s, or infinite"
+	case s.Type == typeNumber && s.Max == "":
+		return "expected " + s.Min + " or more"
+	case s.Type == typeDuration:
+		return "expected a " + s.form() + ", such as " + s.Example
+	}
+	return "expected text"
+}
+
+// form describes the values of a duration: "duration from 1s to 24h".
+func (s Setting) form() string {
+	if s.Max == "" {
+		return "duration from " + s.Min
+	}
+	return "duration from " + s.Min + " to " + s.Max
 }
 
 // parseInterval parses an interval as GPU feature discovery does: "infinite" means forever. Only a
@@ -426,22 +293,14 @@ func parseInterval(text string) (time.Duration, bool) {
 	return interval, err == nil
 }
 
-// outside reports whether the value, or one of its items, is not in the set.
-func (s Setting) outside(set []string, text string) bool {
-	return slices.ContainsFunc(s.items(text), func(item string) bool { return !slices.Contains(set, item) })
-}
-
-func (s Setting) items(text string) []string {
-	if s.Type == TypeList || s.Type == TypeNumbers {
-		return listItems(text)
-	}
-	return []string{text}
-}
-
 // listItems splits a list at its commas. The empty string has no items.
 func listItems(text string) []string {
 	if text == "" {
 		return nil
 	}
-	return strings.Split(text, ",")
+	items := strings.Split(text, ",")
+	for i, item := range items {
+		items[i] = strings.TrimSpace(item)
+	}
+	return items
 }

@@ -63,7 +63,7 @@ func written(s Setting) string {
 // by the document or by an override.
 func TestDefaultsWrittenOut(t *testing.T) {
 	plain := parse(t, "")
-	for _, s := range keyTable.Settings {
+	for _, s := range settingKeys() {
 		section, key := cutLast(s.Path)
 		document := key + ": " + written(s)
 		for _, part := range []string{"gfd", "driverMounts", "plugin", "flags", "imex"} {
@@ -97,7 +97,7 @@ func TestInertSections(t *testing.T) {
 		{"flags: {gfd: {sleepInterval: -6.0e10}}", "", ""},
 		{"flags: {gfd: {sleepInterval: '90'}}", `expected a duration such as 60s, or infinite (got "90")`, "flags.gfd.sleepInterval"},
 		{"flags: {gfd: {sleepInterval: never}}", `expected a duration such as 60s, or infinite (got "never")`, "flags.gfd.sleepInterval"},
-		{"flags: {gfd: {sleepInterval: [60s]}}", "expected text (got a list)", "flags.gfd.sleepInterval"},
+		{"flags: {gfd: {sleepInterval: [60s]}}", "expected a duration such as 60s, or infinite (got a list)", "flags.gfd.sleepInterval"},
 		{"flags: {gfd: {sleepInterval: .inf}}", "expected a duration such as 60s, or infinite", "flags.gfd.sleepInterval"},
 		{"flags: {gfd: {oneshot: 'true'}}", "expected true or false", "flags.gfd.oneshot"},
 		{"flags: {gfd: {noTimestamp: 1}}", "expected true or false (got 1)", "flags.gfd.noTimestamp"},

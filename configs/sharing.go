@@ -29,17 +29,18 @@ func (e sharedEntry) offeredAs() string { return cmp.Or(e.share.Rename, e.share.
 
 // readSharing reads the section sharing into a profile whose other sections are already read.
 func readSharing(v value, profile *sharing.Profile) {
-	section := v.mapping(keysOf("sharing")...)
-	reader := entryReader{profile: profile, seen: make(map[string]map[sharing.Selector]int)}
-	reader.names = resourceNames(*profile)
-
-	slicing, mps := section.field("timeSlicing"), section.field("mps")
-	fail, entries := reader.readSection(slicing, pathTimeSlicing, "time-sliced")
-	profile.FailRequestsGreaterThanOne, _ = fail.boolean()
+	reader := entryReader{
+		profile: profile,
+		names:   resourceNames(*profile),
+		seen:    make(map[string]map[sharing.Selector]int),
+	}
+	slicing, mps := v.at("timeSlicing"), v.at("mps")
+	entries := reader.readSection(slicing, "time-sliced")
+	profile.FailRequestsGreaterThanOne = get[bool](slicing, "failRequestsGreaterThanOne")
 
 	reader.mps = true
-	fail, shared := reader.readSection(mps, pathMPS, "shared by MPS")
-	if one, _ := fail.boolean(); !fail.absent() && !one && len(shared) > 0 {
+	shared := reader.readSection(mps, "shared by MPS")
+	if fail := mps.at("failRequestsGreaterThanOne"); fail.content == false && len(shared) > 0 {
 		fail.note(
 			"a container may have several shares of one unit, and their part of it; NVIDIA's plugin has one " +
 				"limit for all")
@@ -73,38 +74,26 @@ func resourceNames(profile sharing.Profile) (names []string) {
 
 // readDRA reads the section dra. The profile's other sections are already read.
 func readDRA(v value, profile sharing.Profile) (dra sharing.DRAConfig) {
-	f := v.mapping(keysOf("dra")...)
-	if len(f.entries) > 0 {
-		v.note("Virgate's own; requires virgate run --dra, the chart's dra.enabled; NVIDIA has a DRA driver of its own")
+	if v.filled() {
 		v.note(
 			"on a node of the GPU Operator, pods with claims block a driver upgrade without the chart's " +
 				"dra.nvidiaNames: " + sharing.Evicted)
 	}
-	resources := f.field("resources")
-	switch resources.shape() {
-	case shapeNothing:
-	case shapeList:
-		items, _ := resources.items()
-		known, lines := resourceNames(profile), map[string]int{}
-		for _, item := range items {
-			name, ok := readResourceName(item)
-			if line, again := lines[name]; ok && again {
-				item.problem(fmt.Sprintf("is listed on line %d already", line))
-			} else if ok {
-				if message, near := unknownName(name, known, "a name from resources or sharing"); message != "" {
-					item.problem(message + didYouMean(near))
-				}
-				lines[name], dra.Resources = item.line, append(dra.Resources, name)
+	resources, dynamic := v.at("resources"), v.at("dynamicMIG")
+	known, lines := resourceNames(profile), map[string]int{}
+	for _, item := range resources.items {
+		name := content[string](item)
+		if line, again := lines[name]; again {
+			item.problem(fmt.Sprintf("is listed on line %d already", line))
+		} else if name != "" {
+			if message, near := unknownName(name, known, "a name from resources or sharing"); message != "" {
+				item.problem(message + didYouMean(near))
 			}
-		}
-	default:
-		dra.All = resources.node.Value == "all"
-		if !dra.All {
-			resources.problem("expected all, or a list of resource names")
+			lines[name], dra.Resources = item.line, append(dra.Resources, name)
 		}
 	}
-	dynamic := f.field("dynamicMIG")
-	dra.DynamicMIG, _ = dynamic.boolean()
+	dra.All = resources.content != nil
+	dra.DynamicMIG = content[bool](dynamic)
 	if dra.DynamicMIG && !profile.MIG.Manage {
 		dynamic.note("has no effect without mig.manage: true")
 	}
@@ -114,13 +103,11 @@ func readDRA(v value, profile sharing.Profile) (dra sharing.DRAConfig) {
 	return dra
 }
 
-// readSection reads timeSlicing or mps, and returns its failRequestsGreaterThanOne and its entries.
-func (r *entryReader) readSection(section value, path, shared string) (fail value, entries []sharedEntry) {
-	f := section.mapping(keysOf(path)...)
-	r.renameByDefault, _ = f.field("renameByDefault").boolean()
-	fail = f.field("failRequestsGreaterThanOne")
-	items, ok := f.field("resources").items()
-	if !section.absent() && (!ok || len(items) == 0) && len(f.entries) > 0 {
+// readSection reads the entries of timeSlicing or mps.
+func (r *entryReader) readSection(section value, shared string) (entries []sharedEntry) {
+	r.renameByDefault = get[bool](section, "renameByDefault")
+	items := section.at("resources").items
+	if len(items) == 0 && section.filled() {
 		section.note("names no resources, so nothing is " + shared + "; NVIDIA's plugin refuses this")
 	}
 	for _, item := range items {
@@ -128,7 +115,7 @@ func (r *entryReader) readSection(section value, path, shared string) (fail valu
 			entries = append(entries, e)
 		}
 	}
-	return fail, entries
+	return entries
 }
 
 // inOrder sorts the entries of both sections by the order in which they take units: entries that
@@ -165,23 +152,17 @@ type entryReader struct {
 // read reads an entry. It returns false if the entry's name, devices or replicas are invalid. If it
 // returns true, it may still have reported other problems.
 func (r *entryReader) read(item value) (sharedEntry, bool) {
-	if item.shape() != shapeMapping {
-		item.problem("expected a mapping with name and replicas")
-		return sharedEntry{}, false
-	}
-	f := item.mapping(keysOf(pathShare)...)
-	name, named := readResourceName(f.required("name"))
-	if named {
-		r.reportUnknownName(f.field("name"), name)
+	name, replicas := get[string](item, "name"), get[int](item, "replicas")
+	if name != "" {
+		r.reportUnknownName(item.at("name"), name)
 	}
 	if r.seen[name] == nil {
 		r.seen[name] = make(map[sharing.Selector]int)
 	}
-	selection, selected := readSelection(f.field("devices"), r.seen[name])
-	replicas, counted := readReplicas(f.required("replicas"))
+	selection, selected := readSelection(item.at("devices"), r.seen[name])
 	e := sharedEntry{
 		value:    item,
-		replicas: f.field("replicas"),
+		replicas: item.at("replicas"),
 		share: sharing.ReplicatedResource{
 			Path:     item.path,
 			Resource: name,
@@ -193,26 +174,11 @@ func (r *entryReader) read(item value) (sharedEntry, bool) {
 	if r.mps && namesPartition(name) {
 		item.note("partitions have a daemon each; NVIDIA's plugin refuses them")
 	}
-	if r.mps && replicas > sharing.MaxMPSClients {
-		e.replicas.problem(fmt.Sprintf("an MPS server of any GPU serves %d processes at most", sharing.MaxMPSClients))
-	}
-	e.share.Rename = r.readRename(f, e.share)
-	e.share.Policy, e.share.SpreadStrict, e.policyWritten = r.readPolicy(f)
-	e.share.Driver = readDriverSettings(f, e.share)
-	e.share.Guard = readMemoryGuard(f.field("memory"), e.share)
-	return e, named && selected && counted
-}
-
-func readReplicas(v value) (int, bool) {
-	replicas, ok := v.number()
-	switch {
-	case ok && replicas < 1:
-		v.problem("expected 1 or more")
-		return 0, false
-	case replicas == 1:
-		v.note("1 means exclusive, as without the entry; NVIDIA's plugin wants 2 or more")
-	}
-	return replicas, ok
+	e.share.Rename = r.readRename(item, e.share)
+	e.share.Policy, e.share.SpreadStrict, e.policyWritten = r.readPolicy(item)
+	e.share.Driver = readDriverSettings(item, e.share)
+	e.share.Guard = readMemoryGuard(item.at("memory"), e.share)
+	return e, name != "" && replicas > 0 && selected
 }
 
 // reportUnknownName reports a name that no GPU can have: a misspelt nvidia.com/gpu, or an
@@ -264,16 +230,14 @@ func unknownName(name string, known []string, source string) (message, near stri
 }
 
 // readRename returns the name under which the units are offered; "" if they keep theirs.
-func (r *entryReader) readRename(f fields, share sharing.ReplicatedResource) string {
-	v := f.field("rename")
+func (r *entryReader) readRename(item value, share sharing.ReplicatedResource) string {
+	v := item.at("rename")
 	if !v.absent() {
-		rename, ok := readResourceName(v)
-		if ok && (!r.renameByDefault || rename != share.Resource+sharedSuffix) {
+		rename := content[string](v)
+		if rename != "" && (!r.renameByDefault || rename != share.Resource+sharedSuffix) {
 			v.note("renamed here; NVIDIA's plugin ignores it")
 		}
-		if ok {
-			noteEviction(v, rename)
-		}
+		noteEviction(v, rename)
 		return rename
 	}
 	if !r.renameByDefault || share.Replicas < 2 || share.Resource == "" {
@@ -281,63 +245,42 @@ func (r *entryReader) readRename(f fields, share sharing.ReplicatedResource) str
 	}
 	rename, err := parseResourceName(share.Resource + sharedSuffix)
 	if err != nil {
-		f.field("name").problem("with the suffix " + sharedSuffix + " of renameByDefault: " + err.Error())
+		item.at("name").problem("with the suffix " + sharedSuffix + " of renameByDefault: " + err.Error())
 	}
 	return rename
 }
 
 // readPolicy reads policy and spread. written is false if the profile's policy applies.
-func (r *entryReader) readPolicy(f fields) (policy sharing.AllocationPolicy, strict, written bool) {
+func (r *entryReader) readPolicy(item value) (policy sharing.AllocationPolicy, strict, written bool) {
 	policy = r.profile.Policy
 	if r.mps && policy == sharing.Spread {
 		policy = sharing.Distributed
 	}
-	if v := f.field("policy"); !v.absent() {
-		written = true
-		v.note("Virgate's own; NVIDIA's plugin has one policy for the node")
-		policy = choice(v, policy, sharing.AllocationPolicies()...)
-		if r.mps && policy == sharing.Spread {
-			v.problem("a container's shares by MPS are always of one unit: expected distributed or packed")
-		}
+	if own := item.at("policy"); !own.absent() {
+		policy = sharing.AllocationPolicy(content[string](own))
+		written = policy != ""
 	}
-	v := f.field("spread")
-	if v.absent() {
+	v := item.at("spread")
+	if v.content == nil {
 		return policy, false, written
 	}
-	if r.mps {
-		v.problem("a container's shares by MPS are always of one unit")
-		return policy, false, written
-	}
-	v.note("Virgate's own: a container never gets two devices of one unit; NVIDIA's plugin has no such key")
-	if _, ok := v.oneOf("strict"); ok && policy != sharing.Spread {
+	if policy != sharing.Spread && policy != "" {
 		v.problem(fmt.Sprintf("needs policy: spread, the policy here is %s", policy))
 	}
-	return policy, true, true
+	return policy, true, policy != ""
 }
 
 // readDriverSettings reads timeSlice and computeMode.
-func readDriverSettings(f fields, share sharing.ReplicatedResource) (s sharing.DriverSettings) {
-	slice, mode := f.field("timeSlice"), f.field("computeMode")
+func readDriverSettings(item value, share sharing.ReplicatedResource) sharing.DriverSettings {
+	slice, mode := item.at("timeSlice"), item.at("computeMode")
 	for _, v := range []value{slice, mode} {
-		if v.absent() {
-			continue
-		}
-		if share.MPS {
-			v.problem(
-				"is for sharing.timeSlicing: what MPS shares is not time-sliced, and its daemon needs the compute " +
-					"mode exclusive-process, which is set with it")
-			continue
-		}
-		v.note("Virgate's own; NVIDIA's plugin has no such key")
-		if namesPartition(share.Resource) {
+		if !v.absent() && !share.MPS && namesPartition(share.Resource) {
 			v.problem(share.Resource + " is a partition: only whole GPUs have this")
 		}
 	}
-	if !slice.absent() {
-		s.TimeSlice = choice(slice, "", sharing.TimeSlices()...)
-	}
-	if !mode.absent() {
-		s.ComputeMode = choice(mode, "", sharing.DefaultComputeMode, sharing.ExclusiveProcess)
+	s := sharing.DriverSettings{
+		TimeSlice:   sharing.TimeSlice(content[string](slice)),
+		ComputeMode: sharing.ComputeMode(content[string](mode)),
 	}
 	if s.ComputeMode == sharing.ExclusiveProcess && share.Replicas > 1 {
 		mode.problem(fmt.Sprintf("lets one process use the GPU, and replicas: %d shares it: write replicas: 1",
@@ -347,34 +290,22 @@ func readDriverSettings(f fields, share sharing.ReplicatedResource) (s sharing.D
 }
 
 // readMemoryGuard reads memory. An absent section guards nothing.
-func readMemoryGuard(v value, share sharing.ReplicatedResource) (g sharing.MemoryGuard) {
+func readMemoryGuard(v value, share sharing.ReplicatedResource) sharing.MemoryGuard {
 	if v.absent() {
-		return g
+		return sharing.MemoryGuard{}
 	}
-	v.note("Virgate's own; NVIDIA's plugin has no such key")
-	f := v.mapping(keysOf(pathShare + ".memory")...)
 	if share.Replicas == 1 {
 		v.problem("guards shares, and replicas: 1 has none")
 	}
-	limit := f.required("limit")
-	if text, ok := limit.text(); ok && !readMemoryLimit(text, &g) {
-		limit.problem("expected share, a part from 1% to 100%, or an amount such as 512MiB or 8GiB")
-	}
-	g.Grace = 30 * time.Second
-	if grace := f.field("grace"); !grace.absent() {
-		g.Grace, _ = grace.duration(0, 24*time.Hour, "expected a duration from 0s to 24h, such as 30s")
-	}
-	if action, ok := f.field("action").oneOf("report", "evict"); ok {
-		g.Evict = action == "evict"
-	}
+	g := get[sharing.MemoryGuard](v, "limit")
+	g.Grace = get[time.Duration](v, "grace")
+	g.Evict = get[string](v, "action") == "evict"
 	return g
 }
 
-func readMemoryLimit(text string, g *sharing.MemoryGuard) bool {
+// parseMemoryLimit parses share, a part, or an amount.
+func parseMemoryLimit(text string) (g sharing.MemoryGuard, ok bool) {
 	g.Share = text == "share"
-	if g.Share {
-		return true
-	}
 	for unit, bytes := range map[string]uint64{
 		"%":   0,
 		"MiB": 1 << 20,
@@ -383,16 +314,14 @@ func readMemoryLimit(text string, g *sharing.MemoryGuard) bool {
 		digits, is := strings.CutSuffix(text, unit)
 		number, err := strconv.ParseUint(digits, 10, 20)
 		switch {
-		case !is:
-		case err != nil || number < 1 || bytes == 0 && number > 100:
-			return false
+		case !is || err != nil || bytes == 0 && number > 100:
 		case bytes == 0:
 			g.Ratio = float64(number) / 100
 		default:
 			g.Bytes = number * bytes
 		}
 	}
-	return g.Ratio > 0 || g.Bytes > 0
+	return g, g != sharing.MemoryGuard{}
 }
 
 // unifyPolicies gives all entries that are offered under one name the same policy, because a

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -37,9 +36,9 @@ type source struct {
 }
 
 type position struct {
-	file string
-	line int
-	path string
+	file         string
+	line, column int
+	path         string
 }
 
 // placeholder matches text that a template program must replace before a document can be read:
@@ -55,6 +54,7 @@ func (s *source) problem(at position, shown, message string) {
 	*s.problems = append(*s.problems, Problem{
 		File:    at.file,
 		Line:    at.line,
+		Column:  at.column,
 		Path:    at.path,
 		Value:   shown,
 		Message: message,
@@ -271,9 +271,19 @@ func tooLarge(root *yaml.Node, nodes *int) string {
 type value struct {
 	source *source
 	path   string
-	line   int
+	// override is the flag or the variable that the value comes from; "" for the document.
+	override     string
+	line, column int
 	// node is never an alias. It is nil if the key is missing.
 	node *yaml.Node
+
+	// The others are what a walker has read: the content of a scalar, as Setting.parse returns it,
+	// nil if it is absent or wrong; the items of a list; the known keys of a mapping, present or
+	// not; and the entries whose keys may have any name.
+	content any
+	items   []value
+	fields  map[string]value
+	entries []entry
 }
 
 // newValue follows aliases, but keeps the line of the alias, where a reader looks first.
@@ -282,6 +292,7 @@ func (s *source) newValue(path string, node *yaml.Node) value {
 		source: s,
 		path:   path,
 		line:   s.offset + node.Line,
+		column: node.Column,
 		node:   node,
 	}
 	for v.node.Kind == yaml.AliasNode {
@@ -325,9 +336,10 @@ func (v value) shape() shape {
 
 func (v value) position() position {
 	return position{
-		file: v.source.file,
-		line: v.line,
-		path: v.path,
+		file:   cmp.Or(v.override, v.source.file),
+		line:   v.line,
+		column: v.column,
+		path:   v.path,
 	}
 }
 
@@ -340,11 +352,20 @@ func (v value) problem(message string) {
 func (v value) problemHere(message string) { v.source.problem(v.position(), "", message) }
 
 func (v value) note(message string) {
+	if v.override != "" {
+		message = v.override + ": " + message
+	}
 	v.source.notes = append(v.source.notes, Note{
 		Line:    v.line,
 		Path:    v.path,
 		Message: message,
 	})
+}
+
+func (v value) noteAll(messages []string) {
+	for _, message := range messages {
+		v.note(message)
+	}
 }
 
 // shown returns the value as a message quotes it; "" if the key is missing.
@@ -369,11 +390,8 @@ func (v value) shown() string {
 	return quote(v.node.Value)
 }
 
-// text reads a string. It refuses a bare yes, no, on, off, y or n, because NVIDIA's plugin reads
-// YAML 1.1, where these are booleans.
-func (v value) text() (string, bool) { return v.textOf("expected text") }
-
-// textOf is text with its own message, expected, for a value of another type.
+// textOf reads a string; expected is the message about any other value. It refuses a bare yes, no,
+// on, off, y or n, because NVIDIA's plugin reads YAML 1.1, where these are booleans.
 func (v value) textOf(expected string) (string, bool) {
 	if v.absent() {
 		return "", false
@@ -389,55 +407,7 @@ func (v value) textOf(expected string) (string, bool) {
 	return v.node.Value, true
 }
 
-// oneOf reads a string that must be one of the choices.
-func (v value) oneOf(choices ...string) (string, bool) {
-	expected := "expected " + alternatives(choices)
-	text, ok := v.textOf(expected)
-	if ok && !slices.Contains(choices, text) {
-		v.problem(expected)
-		return "", false
-	}
-	return text, ok
-}
-
-// choice is oneOf for a named type. It returns otherwise if the value is absent or wrong.
-func choice[T ~string](v value, otherwise T, choices ...T) T {
-	texts := make([]string, len(choices))
-	for i, c := range choices {
-		texts[i] = string(c)
-	}
-	if text, ok := v.oneOf(texts...); ok {
-		return T(text)
-	}
-	return otherwise
-}
-
-// duration reads a duration within the limits; expected is the message for any other value.
-func (v value) duration(shortest, longest time.Duration, expected string) (time.Duration, bool) {
-	text, ok := v.textOf(expected)
-	if !ok {
-		return 0, false
-	}
-	duration, err := time.ParseDuration(text)
-	if err != nil || duration < shortest || duration > longest {
-		v.problem(expected)
-		return 0, false
-	}
-	return duration, true
-}
-
-// boolean reads true or false in any spelling of YAML 1.1.
-func (v value) boolean() (result, ok bool) {
-	if v.absent() {
-		return false, false
-	}
-	result, ok = v.bareBool()
-	if !ok {
-		v.problem("expected true or false")
-	}
-	return result, ok
-}
-
+// bareBool reads true or false in any spelling of YAML 1.1.
 func (v value) bareBool() (result, ok bool) {
 	// A plain scalar has no style: it has no quotes and no tag, and is no block.
 	if v.node.Kind != yaml.ScalarNode || v.node.Style != 0 {
@@ -467,107 +437,49 @@ func (v value) number() (int, bool) {
 	return 0, false
 }
 
-// texts reads a list of strings. A single string is a list with one item.
-func (v value) texts() ([]value, bool) {
-	switch v.shape() {
-	case shapeList:
-		return v.items()
-	case shapeNothing:
-		return nil, false
-	case shapeMapping:
-		v.problem("expected text or a list")
-		return nil, false
-	}
-	return []value{v}, true
-}
-
-func (v value) items() ([]value, bool) {
-	if v.absent() {
-		return nil, false
-	}
+// list returns the items of a list; none of any other value.
+func (v value) list() []value {
 	if v.shape() != shapeList {
-		v.problem("expected a list")
-		return nil, false
+		return nil
 	}
 	items := make([]value, len(v.node.Content))
 	for i, node := range v.node.Content {
 		items[i] = v.source.newValue(fmt.Sprintf("%s[%d]", v.path, i), node)
 	}
-	return items, true
-}
-
-// itemsQuietly and pairsQuietly are items and pairs for places where any value is valid: they
-// report nothing.
-func (v value) itemsQuietly() (items []value) {
-	if v.shape() == shapeList {
-		items, _ = v.items()
-	}
 	return items
 }
 
+// pairsQuietly is pairs for places where any value is valid: it reports nothing.
 func (v value) pairsQuietly() []entry {
 	if v.shape() != shapeMapping {
 		return nil
 	}
-	quiet := *v.source
-	quiet.problems = new(Problems)
-	entries := value{
-		source: &quiet,
-		path:   v.path,
-		line:   v.line,
-		node:   v.node,
-	}.pairs()
-	for i := range entries {
-		entries[i].value.source = v.source
-	}
+	before := *v.source.problems
+	entries := v.pairs()
+	*v.source.problems = before
 	return entries
 }
 
+// missing returns the absent value of a key.
+func (v value) missing(key string) value {
+	return value{
+		source: v.source,
+		path:   join(v.path, key),
+		line:   v.line,
+		column: v.column,
+	}
+}
+
+// entry is a key of a mapping, with its value. The place of the key has the value's path.
 type entry struct {
 	key   string
-	line  int
+	place value
 	value value
 }
 
 // problem reports a problem of the key itself.
 func (e entry) problem(message string) {
-	e.value.source.problem(position{e.value.source.file, e.line, e.value.path}, quote(e.key), message)
-}
-
-// note adds a note about the key.
-func (e entry) note(message string) {
-	e.value.source.notes = append(e.value.source.notes, Note{
-		Line:    e.line,
-		Path:    e.value.path,
-		Message: message,
-	})
-}
-
-// fields are the entries of a mapping whose possible keys are known.
-type fields struct {
-	parent  value
-	entries map[string]value
-}
-
-// field returns the value under key; a missing one is absent and has the parent's line.
-func (f fields) field(key string) value {
-	if v, ok := f.entries[key]; ok {
-		return v
-	}
-	return value{
-		source: f.parent.source,
-		path:   join(f.parent.path, key),
-		line:   f.parent.line,
-	}
-}
-
-// required is like field, and reports an absent value.
-func (f fields) required(key string) value {
-	v := f.field(key)
-	if v.absent() {
-		v.problemHere(Required)
-	}
-	return v
+	e.place.source.problem(e.place.position(), quote(e.key), message)
 }
 
 // gkeKeys are the keys of GKE's plugin in gpu_config.json (container-engine-accelerators,
@@ -577,23 +489,15 @@ var gkeKeys = []string{
 	"MaxSharedClientsPerGPU", "HealthCriticalXid",
 }
 
-// mapping reads a mapping and reports any unknown key.
-func (v value) mapping(known ...string) fields {
-	f := fields{parent: v, entries: make(map[string]value)}
-	for _, e := range v.pairs() {
-		if slices.Contains(known, e.key) {
-			f.entries[e.key] = e.value
-			continue
-		}
-		message := "unknown key"
-		if slices.ContainsFunc(gkeKeys, func(key string) bool { return strings.EqualFold(key, e.key) }) {
-			message = "unknown key: it is one of GKE's plugin, see docs/how-to/migrate-gke.md"
-		} else {
-			message += didYouMean(Nearest(e.key, known))
-		}
-		v.source.problem(position{v.source.file, e.line, e.value.path}, "", message)
+// unknown reports an unknown key, and returns the known one that was probably meant.
+func (e entry) unknown(known []string) (meant string) {
+	if slices.ContainsFunc(gkeKeys, func(key string) bool { return strings.EqualFold(key, e.key) }) {
+		e.place.problemHere("unknown key: it is one of GKE's plugin, see docs/how-to/migrate-gke.md")
+		return ""
 	}
-	return f
+	meant = Nearest(e.key, known)
+	e.place.problemHere("unknown key" + didYouMean(meant))
+	return meant
 }
 
 // pairs reads a mapping with arbitrary keys, in the order of the document. It reports and omits
@@ -621,25 +525,25 @@ func (v value) pairs() []entry {
 			continue
 		}
 		name := key.node.Value
-		path := join(v.path, name)
+		key.path = join(v.path, name)
 		if first, again := lines[name]; again {
-			v.source.problem(position{v.source.file, key.line, path}, "",
-				"the key is repeated, it is on line "+strconv.Itoa(first)+" already")
+			key.problemHere("the key is repeated, it is on line " + strconv.Itoa(first) + " already")
 			continue
 		}
 		lines[name] = key.line
-		own = append(own, entry{name, key.line, v.source.newValue(path, v.node.Content[i+1])})
+		own = append(own, entry{name, key, v.source.newValue(key.path, v.node.Content[i+1])})
 	}
 	for _, m := range merged {
 		mappings := []value{m}
 		if m.shape() == shapeList {
-			mappings, _ = m.items()
+			mappings = m.list()
 		}
 		for _, mapping := range mappings {
 			for _, e := range mapping.pairs() {
 				if _, has := lines[e.key]; !has {
-					lines[e.key] = e.line
+					lines[e.key] = e.place.line
 					e.value.path = join(v.path, e.key)
+					e.place.path = e.value.path
 					own = append(own, e)
 				}
 			}

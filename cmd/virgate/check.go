@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"slices"
 	"strings"
@@ -62,6 +63,20 @@ func checkCommand(environment environment) *cli.Command {
 				return command.ErrSilent
 			}
 			return nil
+		},
+	}
+}
+
+func schemaCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "schema",
+		Usage: "prints the JSON Schema of profiles, for editors",
+		Description: "Save it, and an editor with the YAML language server checks and completes a profile that\n" +
+			"begins with the line\n\n" +
+			"# yaml-language-server: $schema=FILE",
+		Action: func(_ context.Context, cmd *cli.Command) error {
+			_, err := io.WriteString(cmd.Root().Writer, configs.Schema)
+			return err
 		},
 	}
 }

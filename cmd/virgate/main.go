@@ -66,7 +66,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		}},
 		Commands: slices.Concat(
 			command.Group("Check and try, also without a GPU", planCommand(environment), checkCommand(environment),
-				simCommand()),
+				schemaCommand(), simCommand()),
 			command.Group("Cluster", uninstallCommand(environment)),
 			command.Group("Node", runCommand(environment, stderr), mpsCommand(environment, stderr), statusCommand(),
 				healthCommand(), gpuCommand(), migCommand(environment)),

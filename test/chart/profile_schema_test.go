@@ -1,0 +1,61 @@
+package chart
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
+	"go.yaml.in/yaml/v3"
+)
+
+// TestProfileSchema holds configs/schema.json against documents: those that the program takes have
+// to be valid, and a typo is found.
+func TestProfileSchema(t *testing.T) {
+	schema, err := jsonschema.NewCompiler().Compile("../../configs/schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	validate := func(text string) error {
+		var document any
+		if err := yaml.Unmarshal([]byte(text), &document); err != nil {
+			t.Fatal(err)
+		}
+		return schema.Validate(document)
+	}
+	good := []string{
+		"{}", "flags:", "health: {xids: {79: fatal, other: ignore}}", "exclude: [0, GPU-1, {pattern: T4}]",
+		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: 1}]}}",
+		"mig: {configs: {a: [{device-filter: '0x20B010DE', devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}]}}",
+		"flags: {plugin: {deviceListStrategy: [envvar, cdi-cri]}, gfd: {sleepInterval: 5}}\nretireAfter: {shrink: 1h30m}",
+	}
+	files, err := filepath.Glob("../../configs/examples/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(string(text), "# yaml-language-server: $schema=https://raw.githubusercontent.com/virgate/virgate/main/configs/schema.json\n") {
+			t.Errorf("%s does not name the schema", file)
+		}
+		good = append(good, string(text))
+	}
+	for _, text := range good {
+		if err := validate(text); err != nil {
+			t.Errorf("%v in\n%s", err, text)
+		}
+	}
+	for _, text := range []string{
+		"flag: {}", "flags: {migStrategy: mixd}", "flags: {deviceDiscoveryStrategy: tegra}", "retireAfter: {shrink: 5}",
+		"sharing: {timeSlicing: {resources: [{name: gpu}]}}", "sharing: {mps: {resources: [{name: gpu, replicas: 49}]}}",
+		"mig: {configs: {a: []}}", "dra: {resources: some}", "exclude: [{}]", "sharing: []",
+	} {
+		if validate(text) == nil {
+			t.Errorf("the schema accepts %s", text)
+		}
+	}
+}

@@ -69,10 +69,15 @@ func connectionFlags() []cli.Flag {
 	}
 }
 
-// withoutCluster removes the word cluster, so that the old spelling kubectl virgate cluster why still works.
+// withoutCluster removes the word cluster, so that the old spellings kubectl virgate cluster why and
+// kubectl virgate help cluster why still work.
 func withoutCluster(args []string) []string {
-	if len(args) > 1 && args[1] == "cluster" {
-		return slices.Delete(slices.Clone(args), 1, 2)
+	at := 1
+	if len(args) > 1 && (args[1] == "help" || args[1] == "h") {
+		at = 2
+	}
+	if len(args) > at && args[at] == "cluster" {
+		return slices.Delete(slices.Clone(args), at, at+1)
 	}
 	return args
 }

@@ -27,8 +27,8 @@ type environment = command.Environment
 type text struct{ command.Text }
 
 // show is command.Show with a text of this program.
-func show(cmd *cli.Command, value any, write func(*text)) error {
-	return command.Show(cmd, value, func() string {
+func show(cmd *cli.Command, value any, names []string, write func(*text)) error {
+	return command.Show(cmd, value, names, func() string {
 		var out text
 		write(&out)
 		return out.String()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // TestWords checks which help or version the words of a command line show, and the errors for
@@ -90,5 +91,40 @@ func TestWords(t *testing.T) {
 				t.Errorf("exit code %d, want %d\nstandard output %.80q, want %q\nstandard error %q, want %q", code, test.code, stdout.String(), test.stdout, complaint, test.stderr)
 			}
 		})
+	}
+}
+
+// TestShortHelp: the help of run fits on a screen. What it leaves out is in --help-all, under headings.
+func TestShortHelp(t *testing.T) {
+	help := func(args ...string) string {
+		var stdout, stderr bytes.Buffer
+		if code := run(t.Context(), append([]string{"virgate"}, args...), func(string) (string, bool) { return "", false }, &stdout, &stderr); code != 0 {
+			t.Fatalf("exit code %d: %s", code, stderr.String())
+		}
+		return stdout.String()
+	}
+	short := help("run", "--help")
+	lines := strings.Split(short, "\n")
+	for _, line := range lines {
+		if utf8.RuneCountInString(line) > 100 {
+			t.Errorf("wider than 100 columns: %s", line)
+		}
+	}
+	if flags := strings.Count(short, "\n   --"); len(lines) > 40 || flags < 20 || !strings.HasSuffix(short, "\n--help-all shows all options, with their defaults and variables.\n") {
+		t.Errorf("%d lines with %d flags:\n%s", len(lines), flags, short)
+	}
+	if other := help("help", "run"); other != short {
+		t.Errorf("help run shows\n%s", other)
+	}
+	all := help("run", "--help-all")
+	for _, want := range []string{"\n   HTTP\n", "--pprof ", "[$MIG_STRATEGY]", `(default: "auto")`} {
+		if !strings.Contains(all, want) || strings.Contains(short, want) {
+			t.Errorf("%q must be in the long help alone", want)
+		}
+	}
+	for line := range strings.Lines(short) {
+		if flag, _, found := strings.Cut(strings.TrimPrefix(line, "   --"), " "); found && strings.HasPrefix(line, "   --") && !strings.Contains(all, "--"+flag) {
+			t.Errorf("the long help has no --%s", flag)
+		}
 	}
 }

@@ -32,7 +32,7 @@ func Main(
 	for _, template := range []*string{&cli.CommandHelpTemplate, &cli.SubcommandHelpTemplate} {
 		*template = helpWords.Replace(*template)
 	}
-	return run(ctx, os.Args, os.LookupEnv, os.Stdout, os.Stderr)
+	return run(ctx, os.Args, os.LookupEnv, onTerminal(os.Stdout, os.LookupEnv), os.Stderr)
 }
 
 // helpWords changes the library's help of a command: it omits the command's group in the program's

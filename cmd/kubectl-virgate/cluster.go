@@ -3,73 +3,24 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
-	"golang.org/x/term"
-	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/cluster"
 	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
-	"github.com/virgate/virgate/sharing"
 )
 
-// clusterFlags returns the flags of the commands that show the cluster, but those of connectionFlags.
-func clusterFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{
-			Name:    "selector",
-			Aliases: []string{"l"},
-			Usage:   "only Nodes with these labels, as for kubectl",
-		},
-		&cli.StringFlag{
-			Name:    "output",
-			Aliases: []string{"o"},
-			Value:   "table",
-			Usage:   "table, wide, name, json or yaml",
-			Action:  clusterOutput,
-		},
-		&cli.StringFlag{
-			Name:  "domain",
-			Value: "nvidia.com",
-			Usage: "the domain of the resources, the part before the /",
-		},
-		&cli.DurationFlag{
-			Name:  "status-timeout",
-			Value: 5 * time.Second,
-			Usage: "how long a node's status page may take; 0 reads none",
-		},
-		&cli.DurationFlag{
-			Name:  "all-timeout",
-			Value: 30 * time.Second,
-			Usage: "how long all status pages together may take",
-		},
-		&cli.BoolFlag{
-			Name:    "watch",
-			Aliases: []string{"w"},
-			Usage:   "go on: a live table on a terminal, elsewhere the lines that change",
-		},
-		&cli.StringFlag{
-			Name:   "serve",
-			Usage:  "show a page at this loopback address, such as 127.0.0.1:8080, and keep it up to date",
-			Action: clusterAddress,
-		},
-	}
-}
-
 // clusterCommands returns the commands that show the cluster; the first is the default.
-func clusterCommands(environment command.Environment) []*cli.Command {
+func clusterCommands() []*cli.Command {
 	part := func(name, usage string, show func(*text, cluster.View, bool),
 		of func(cluster.View) (list any, names []string)) *cli.Command {
 		return &cli.Command{
@@ -77,7 +28,7 @@ func clusterCommands(environment command.Environment) []*cli.Command {
 			Usage:     usage,
 			ArgsUsage: "[NODE...]",
 			Action: func(ctx context.Context, cmd *cli.Command) error {
-				return lookAtCluster(ctx, cmd, environment, show, of)
+				return lookAtCluster(ctx, cmd, show, of)
 			},
 		}
 	}
@@ -95,15 +46,8 @@ func clusterCommands(environment command.Environment) []*cli.Command {
 				return v.Tenants, namesOf(v.Tenants,
 					func(t cluster.TenantView) string { return "namespace/" + t.Namespace })
 			}),
-		clusterWhyCommand(environment),
+		clusterWhyCommand(),
 	}
-}
-
-func clusterOutput(_ context.Context, _ *cli.Command, output string) error {
-	if !slices.Contains([]string{"table", "wide", "name", "json", "yaml"}, output) {
-		return command.Usage(fmt.Errorf("--output %q is none of table, wide, name, json and yaml", output))
-	}
-	return nil
 }
 
 func namesOf[T any](list []T, name func(T) string) []string {
@@ -146,8 +90,7 @@ func clusterOptions(cmd *cli.Command) (options cluster.Options, client *cluster.
 func lookAtCluster(
 	ctx context.Context,
 	cmd *cli.Command,
-	environment command.Environment,
-	show func(*text, cluster.View, bool),
+	table func(*text, cluster.View, bool),
 	of func(cluster.View) (any, []string),
 ) error {
 	if err := serveAlone(cmd); err != nil {
@@ -169,7 +112,7 @@ func lookAtCluster(
 	}
 	if cmd.Bool("watch") {
 		defer requests()
-		return watchCluster(ctx, cmd, environment, client.NewWatcher(options), show, of)
+		return watchCluster(ctx, cmd, client.NewWatcher(options), table, of)
 	}
 	snapshot, err := client.Read(ctx, options)
 	requests()
@@ -177,32 +120,13 @@ func lookAtCluster(
 		return err
 	}
 	view := cluster.NewView(snapshot)
-	out := cmd.Root().Writer
 	list, names := of(view)
-	switch output := cmd.String("output"); output {
-	case "json", "yaml":
-		data, err := json.MarshalIndent(clusterDocument(cmd, view, list), "", "  ")
-		if err == nil && output == "yaml" {
-			data, err = yaml.JSONToYAML(data)
+	if command.ForPeople(cmd) {
+		for _, note := range view.Notes {
+			_, _ = fmt.Fprintln(cmd.Root().ErrWriter, "note:", status.Plain(note))
 		}
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintln(out, strings.TrimSpace(string(data)))
-		return err
-	case "name":
-		for _, name := range names {
-			_, _ = fmt.Fprintln(out, status.Plain(name))
-		}
-		return nil
 	}
-	for _, note := range view.Notes {
-		_, _ = fmt.Fprintln(cmd.Root().ErrWriter, "note:", status.Plain(note))
-	}
-	var table text
-	show(&table, view, cmd.String("output") == "wide")
-	_, err = io.WriteString(out, paint(status.Plain(table.String()), coloured(out, environment)))
-	return err
+	return show(cmd, clusterDocument(cmd, view, list), names, func(out *text) { table(out, view, command.Wide(cmd)) })
 }
 
 // clusterPart returns what the command shows: nodes without a subcommand.
@@ -224,62 +148,6 @@ func clusterDocument(cmd *cli.Command, view cluster.View, list any) map[string]a
 		document["rules"] = view.Rules
 	}
 	return document
-}
-
-// terminal returns the output if it is a terminal that can move its cursor; nil otherwise.
-func terminal(out io.Writer, environment command.Environment) *os.File {
-	file, ok := out.(*os.File)
-	if kind, _ := environment("TERM"); !ok || kind == "dumb" || !term.IsTerminal(int(file.Fd())) {
-		return nil
-	}
-	return file
-}
-
-// coloured reports whether the output is a terminal and colours are not turned off (no-color.org).
-func coloured(out io.Writer, environment command.Environment) bool {
-	no, _ := environment("NO_COLOR")
-	return no == "" && terminal(out, environment) != nil
-}
-
-// bad and waiting are the words that give a line its colour.
-var (
-	bad = []string{
-		string(nodereport.ProfileRejected), string(sharing.Unhealthy), string(sharing.Suspect), "Unhealthy",
-		string(nodereport.LayoutFailed), "status not read",
-		"not ready", "NotRegistered", "GPUsNotRead", "GPUsNotListed", "NoProfile", "nothing heard",
-	}
-	waiting = []string{
-		string(nodereport.ProfilePending), string(nodereport.ProfileSwitching), string(nodereport.LayoutBlocked),
-		string(nodereport.LayoutResetRequired), string(sharing.Recovering),
-	}
-)
-
-// colour returns the escape sequence for a line: red if something is unhealthy, yellow if something
-// waits.
-func colour(line string) string {
-	says := func(word string) bool { return strings.Contains(line, word) }
-	switch {
-	case slices.ContainsFunc(bad, says):
-		return "\x1b[31m"
-	case slices.ContainsFunc(waiting, says):
-		return "\x1b[33m"
-	}
-	return ""
-}
-
-// paint colours the lines.
-func paint(lines string, colours bool) string {
-	if !colours {
-		return lines
-	}
-	var out strings.Builder
-	for line := range strings.Lines(lines) {
-		if colour := colour(line); colour != "" {
-			line = colour + strings.TrimSuffix(line, "\n") + "\x1b[0m\n"
-		}
-		out.WriteString(line)
-	}
-	return out.String()
 }
 
 // clusterNodes prints a line for each resource of each node. If rules choose profiles, it also

@@ -8,6 +8,7 @@ package main
 
 import (
 	"context"
+	_ "embed" // for flagFile
 	"io"
 	"os"
 	"slices"
@@ -26,8 +27,8 @@ var version = "devel"
 type text struct{ command.Text }
 
 // run runs the program and is independent of the process. It returns the exit code.
-func run(ctx context.Context, args []string, environment command.Environment, stdout, stderr io.Writer) int {
-	views := clusterCommands(environment)
+func run(ctx context.Context, args []string, _ command.Environment, stdout, stderr io.Writer) int {
+	views := clusterCommands()
 	root := &cli.Command{
 		Name:  "kubectl virgate",
 		Usage: "shows the GPUs of all nodes of a cluster and who holds them, and gives nodes another profile",
@@ -37,42 +38,45 @@ func run(ctx context.Context, args []string, environment command.Environment, st
 		Version:   version,
 		Writer:    stdout,
 		ErrWriter: stderr,
-		Flags: slices.Concat(clusterFlags(), connectionFlags(), []cli.Flag{&cli.BoolFlag{
+		Flags: append(append(clusterFlags(), flagTable.Of(nil, "[connection]")...), &cli.BoolFlag{
 			Name:  command.VersionFlag,
 			Usage: "print the version",
 			Local: true,
-		}}),
+		}),
 		Action:   views[0].Action,
 		Commands: append(views, rolloutCommand(), command.VersionCommand()),
 	}
 	return command.Run(ctx, root, withoutCluster(args))
 }
 
-// connectionFlags returns the flags of all commands.
-func connectionFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{
-			Name:  "kubeconfig",
-			Usage: "how to reach the API server; without it as kubectl does [$KUBECONFIG]",
-		},
-		&cli.StringFlag{Name: "context", Usage: "the kubeconfig's context"},
-		&cli.StringFlag{
-			Name:  "virgate-namespace",
-			Value: "virgate",
-			Usage: "Virgate's own namespace, where its pods are and rollouts are kept",
-		},
-		&cli.BoolFlag{
-			Name:    "verbose",
-			Aliases: []string{"v"},
-			Usage:   "say how many requests were made",
-		},
-	}
+// The flags. They never change.
+//
+//go:embed flags.txt
+var flagFile string
+
+var flagTable = command.ParseFlags(flagFile)
+
+// clusterFlags returns the flags of the commands that show the cluster, but those of all commands.
+func clusterFlags() []cli.Flag { return append(flagTable.Of(nil, "[cluster]"), command.OutputFlag()) }
+
+// show is command.Show with a text of this program.
+func show(cmd *cli.Command, value any, names []string, write func(*text)) error {
+	return command.Show(cmd, value, names, func() string {
+		var out text
+		write(&out)
+		return out.String()
+	})
 }
 
-// withoutCluster removes the word cluster, so that the old spelling kubectl virgate cluster why still works.
+// withoutCluster removes the word cluster, so that the old spellings kubectl virgate cluster why and
+// kubectl virgate help cluster why still work.
 func withoutCluster(args []string) []string {
-	if len(args) > 1 && args[1] == "cluster" {
-		return slices.Delete(slices.Clone(args), 1, 2)
+	at := 1
+	if len(args) > 1 && (args[1] == "help" || args[1] == "h") {
+		at = 2
+	}
+	if len(args) > at && args[at] == "cluster" {
+		return slices.Delete(slices.Clone(args), at, at+1)
 	}
 	return args
 }

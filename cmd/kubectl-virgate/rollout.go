@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,9 +14,7 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v3"
-	"golang.org/x/term"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/kube"
@@ -56,17 +53,7 @@ func rolloutCommand() *cli.Command {
 			Name:      "resume",
 			Usage:     "continues a rollout that was paused, has stopped, or whose program has ended",
 			ArgsUsage: "[ROLLOUT]",
-			Flags: []cli.Flag{
-				&cli.BoolFlag{
-					Name:  "skip-failed",
-					Usage: "go on without the nodes that failed; otherwise they are waited for again",
-				},
-				&cli.IntFlag{Name: "pause-after", Usage: "pause again after so many more waves; 0 for not"},
-				&cli.BoolFlag{
-					Name:  "ignore-unallocatable",
-					Usage: "do not stop any more when devices become unallocatable",
-				},
-			},
+			Flags:     flagTable.Of(nil, "[rollout resume]"),
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if err := notNegative(cmd, "pause-after"); err != nil {
 					return err
@@ -84,7 +71,7 @@ func rolloutCommand() *cli.Command {
 			Name:      "undo",
 			Usage:     "puts every node back to what it had",
 			ArgsUsage: "[ROLLOUT]",
-			Flags:     []cli.Flag{&cli.BoolFlag{Name: "now", Usage: "all nodes at once, without waiting for any"}},
+			Flags:     flagTable.Of(nil, "[rollout undo]"),
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				return driveRollout(ctx, cmd, func(client *rollout.Client, r *rollout.Rollout) (*rollout.Rollout,
 					error) {
@@ -95,10 +82,7 @@ func rolloutCommand() *cli.Command {
 			Name:      "forget",
 			Usage:     "deletes the record of an ended rollout, which cannot be undone afterwards",
 			ArgsUsage: "ROLLOUT",
-			Flags: []cli.Flag{&cli.BoolFlag{
-				Name:  "unfinished",
-				Usage: "also of one that has not ended; the labels stay as they are",
-			}},
+			Flags:     flagTable.Of(nil, "[rollout forget]"),
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				if cmd.Args().Len() != 1 {
 					return command.Usage(errors.New(
@@ -119,20 +103,11 @@ func rolloutCommand() *cli.Command {
 func hidden(flags []cli.Flag) []cli.Flag {
 	var all []cli.Flag
 	for _, flag := range flags {
-		names := flag.Names()
-		if _, isBool := flag.(*cli.BoolFlag); isBool {
-			all = append(all, &cli.BoolFlag{
-				Name:    names[0],
-				Aliases: names[1:],
-				Hidden:  true,
-			})
-		} else {
-			all = append(all, &cli.StringFlag{
-				Name:    names[0],
-				Aliases: names[1:],
-				Hidden:  true,
-			})
+		f := command.Flag{Names: flag.Names(), Kind: command.KindText, Hidden: true}
+		if !flag.(cli.DocGenerationFlag).TakesValue() {
+			f.Kind = command.KindBool
 		}
+		all = append(all, f.New(nil))
 	}
 	return all
 }
@@ -152,50 +127,8 @@ func rolloutStartCommand() *cli.Command {
 		Name:      "start",
 		Usage:     "begins a rollout, and waits for its end",
 		ArgsUsage: "PROFILE",
-		Flags: []cli.Flag{
-			&cli.StringFlag{
-				Name:    "selector",
-				Aliases: []string{"l"},
-				Usage:   "Nodes with these labels, as for kubectl",
-			},
-			&cli.StringFlag{
-				Name:  "max-unavailable",
-				Value: "10%",
-				Usage: "how many nodes may be under way at once: a number, or a part of all",
-			},
-			&cli.IntFlag{
-				Name:  "pause-after",
-				Value: 1,
-				Usage: "pause after so many waves, of --max-unavailable nodes each; 0 for not",
-			},
-			&cli.DurationFlag{
-				Name:  "timeout",
-				Value: 10 * time.Minute,
-				Usage: "how long a node may take",
-			},
-			&cli.BoolFlag{Name: "mig-config", Usage: "PROFILE is a MIG layout: set nvidia.com/mig.config"},
-			&cli.StringFlag{
-				Name:  "label",
-				Usage: "the label that is set, where Virgate runs with another --node-label",
-			},
-			&cli.StringFlag{
-				Name:  "domain",
-				Value: "nvidia.com",
-				Usage: "the domain of the resources, the part before the /",
-			},
-			&cli.BoolFlag{
-				Name:  "skip-unready",
-				Usage: "leave out nodes that are not ready or say nothing; otherwise nothing is begun",
-			},
-			&cli.BoolFlag{Name: "ignore-unallocatable", Usage: "do not stop when devices become unallocatable"},
-			&cli.BoolFlag{
-				Name: "dry-run",
-				Usage: "change nothing: show what the nodes say would become of them; the exit code is 1 when one " +
-					"would refuse",
-			},
-			command.OutputFlag("table"),
-		},
-		Action: startRollout,
+		Flags:     append(flagTable.Of(nil, "[rollout start]", "domain"), command.OutputFlag()),
+		Action:    startRollout,
 	}
 }
 
@@ -354,8 +287,7 @@ func endAtSecondSignal(ctx context.Context) (stop func() bool) {
 // showProgress shows how far the rollout is: as a bar on a terminal, otherwise as lines.
 func showProgress(cmd *cli.Command, client *rollout.Client, drive func() (*rollout.Rollout, error)) error {
 	out := cmd.Root().Writer
-	file, ok := out.(*os.File)
-	bar := ok && term.IsTerminal(int(file.Fd()))
+	_, bar := out.(command.Terminal)
 	client.Progress = func(r *rollout.Rollout) {
 		if bar {
 			_, _ = fmt.Fprintf(out, "\r\x1b[K%s", progressBar(r))
@@ -470,18 +402,7 @@ func rolloutStatusCommand() *cli.Command {
 		Name:      "status",
 		Usage:     "shows rollouts, and the nodes of the one that is named",
 		ArgsUsage: "[ROLLOUT]",
-		Flags: []cli.Flag{&cli.StringFlag{
-			Name:    "output",
-			Aliases: []string{"o"},
-			Value:   "table",
-			Usage:   "table, json or yaml",
-			Action: func(_ context.Context, _ *cli.Command, output string) error {
-				if output != "table" && output != "json" && output != "yaml" {
-					return command.Usage(fmt.Errorf("--output %q is none of table, json and yaml", output))
-				}
-				return nil
-			},
-		}},
+		Flags:     []cli.Flag{command.OutputFlag()},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			client, err := rolloutClient(cmd)
 			if err != nil {
@@ -508,18 +429,11 @@ func rolloutStatusCommand() *cli.Command {
 }
 
 func showRollouts(cmd *cli.Command, views []rolloutView) error {
-	out := cmd.Root().Writer
-	if output := cmd.String("output"); output != "table" {
-		data, err := json.MarshalIndent(map[string]any{"rollouts": views}, "", "  ")
-		if err == nil && output == "yaml" {
-			data, err = yaml.JSONToYAML(data)
-		}
-		if err == nil {
-			_, err = fmt.Fprintln(out, strings.TrimSpace(string(data)))
-		}
-		return err
-	}
-	var t text
+	names := namesOf(views, func(v rolloutView) string { return v.ID })
+	return show(cmd, map[string]any{"rollouts": views}, names, func(out *text) { out.rollouts(cmd, views) })
+}
+
+func (t *text) rollouts(cmd *cli.Command, views []rolloutView) {
 	if len(views) == 0 {
 		t.Line("there is no rollout in the namespace %s", cmd.String("virgate-namespace"))
 	} else {
@@ -560,6 +474,4 @@ func showRollouts(cmd *cli.Command, views []rolloutView) error {
 		}
 		table.End()
 	}
-	_, err := io.WriteString(out, status.Plain(t.String()))
-	return err
 }

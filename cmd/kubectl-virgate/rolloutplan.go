@@ -44,11 +44,8 @@ func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, 
 	if err != nil {
 		return err
 	}
-	err = command.Show(cmd, forecast, func() string {
-		var out text
-		out.forecast(forecast)
-		return out.String()
-	})
+	names := namesOf(forecast.Nodes, func(n rollout.NodeForecast) string { return "node/" + n.Name })
+	err = show(cmd, forecast, names, func(out *text) { out.forecast(forecast) })
 	if err != nil || len(forecast.Unfit()) == 0 {
 		return err
 	}

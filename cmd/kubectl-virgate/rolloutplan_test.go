@@ -144,7 +144,7 @@ func TestRolloutDryRunRefuses(t *testing.T) {
 	for words, want := range map[string]string{
 		"-l nvidia.com/device-plugin.config --dry-run":                         "list Virgate's pods in the namespace virgate: ",
 		"-l nvidia.com/device-plugin.config --dry-run --virgate-namespace gpu": "you may not get and create pods/portforward in the namespace gpu",
-		"-l nvidia.com/device-plugin.config --dry-run -o yaml":                 `--output "yaml" is neither table nor json`,
+		"-l nvidia.com/device-plugin.config --dry-run -o xml":                  `--output "xml" is none of table, wide, json, yaml, name`,
 		"-l nvidia.com/device-plugin.config -o json":                           "--output is for --dry-run",
 		"-l nvidia.com/device-plugin.config --virgate-namespace gpu":           "keep the rollout in the namespace gpu: ",
 		"-l none --dry-run": "no node has the labels none",

@@ -15,7 +15,8 @@ import (
 	"github.com/virgate/virgate/internal/command"
 )
 
-func clusterAddress(_ context.Context, _ *cli.Command, address string) error {
+// checkAddress returns an error unless it is an address of this machine alone.
+func checkAddress(address string) error {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
 		return command.Usage(fmt.Errorf("--serve: expected an address such as 127.0.0.1:8080, got %q", address))
@@ -31,8 +32,10 @@ func clusterAddress(_ context.Context, _ *cli.Command, address string) error {
 // serveAlone returns an error for flags that the page would ignore. The page shows the whole
 // cluster and updates itself.
 func serveAlone(cmd *cli.Command) error {
+	if !cmd.IsSet("serve") {
+		return nil
+	}
 	switch {
-	case !cmd.IsSet("serve"):
 	case cmd.Bool("watch"):
 		return command.Usage(errors.New("--serve with --watch: the page keeps itself up to date; leave --watch out"))
 	case cmd.IsSet("output"):
@@ -43,7 +46,7 @@ func serveAlone(cmd *cli.Command) error {
 		return command.Usage(fmt.Errorf("--serve with %s: the page is of the cluster, %s --serve %s",
 			command.NameOf(cmd), cmd.Lineage()[1].FullName(), cmd.String("serve")))
 	}
-	return nil
+	return checkAddress(cmd.String("serve"))
 }
 
 // serveCluster serves the cluster as a page until ctx ends.

@@ -29,7 +29,6 @@ import (
 func watchCluster(
 	ctx context.Context,
 	cmd *cli.Command,
-	environment command.Environment,
 	watcher *cluster.Watcher,
 	show func(*text, cluster.View, bool),
 	of func(cluster.View) (any, []string),
@@ -57,8 +56,8 @@ func watchCluster(
 			return err
 		}
 	default:
-		if file := terminal(out, environment); file != nil {
-			return liveTable(ctx, watcher, os.Stdin, file, coloured(out, environment), table)
+		if terminal, ok := out.(command.Terminal); ok {
+			return liveTable(ctx, watcher, os.Stdin, terminal, table)
 		}
 		lines := changedLines{keys: 1}
 		if cmd.Name == "gpus" {
@@ -198,8 +197,8 @@ const (
 func liveTable(
 	ctx context.Context,
 	watcher *cluster.Watcher,
-	in, out *os.File,
-	colours bool,
+	in *os.File,
+	out command.Terminal,
 	table func(cluster.View) string,
 ) error {
 	resized := make(chan os.Signal, 1)
@@ -259,7 +258,7 @@ func liveTable(
 		if err != nil {
 			width, height = 80, 24
 		}
-		_, err = out.Write(frame(lines, width, height, colours))
+		_, err = out.Write(frame(lines, width, height, out.Colours))
 		return err
 	})
 }
@@ -276,15 +275,11 @@ func frame(lines []string, width, height int, colours bool) []byte {
 		if i > 0 {
 			out.WriteString("\r\n")
 		}
-		paint := ""
-		if colours {
-			paint = colour(line)
-		}
 		if runes := []rune(line); len(runes) > width && width > 0 {
 			line = string(runes[:width-1]) + "…"
 		}
-		if paint != "" {
-			line = paint + line + "\x1b[0m"
+		if colours {
+			line = command.Paint(line)
 		}
 		// Clear first: at the terminal's edge, clearing afterwards would delete the last letter.
 		out.WriteString("\x1b[2K" + line)

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/test/await"
@@ -190,7 +191,7 @@ func TestFrame(t *testing.T) {
 		"one line":          {[]string{"a", "b", "c"}, 20, 1, false, begin + "… 3 more"},
 		"one column":        {[]string{"ab"}, 1, 1, false, begin + "…"},
 		"no size":           {[]string{"ab", "c"}, 0, 0, false, begin + "ab\r\n\x1b[2Kc"},
-		"colours":           {[]string{"n1 Unhealthy", "n2 switching"}, 4, 2, true, begin + "\x1b[31mn1 …\x1b[0m\r\n\x1b[2K\x1b[33mn2 …\x1b[0m"},
+		"colours":           {[]string{"n1 Unhealthy", "n2 switching"}, 20, 2, true, begin + "n1 \x1b[31mUnhealthy\x1b[0m\r\n\x1b[2Kn2 \x1b[33mswitching\x1b[0m"},
 		"no colours wanted": {[]string{"n1 Unhealthy"}, 20, 1, false, begin + "n1 Unhealthy"},
 	} {
 		if got := string(frame(test.lines, test.width, test.height, test.colours)); got != test.want {
@@ -264,7 +265,7 @@ func TestLiveTable(t *testing.T) {
 		defer cancel()
 		ended := make(chan error, 1)
 		go func() {
-			ended <- liveTable(ctx, client.NewWatcher(cluster.Options{Domain: "nvidia.com"}), terminal, terminal, true, func(v cluster.View) string {
+			ended <- liveTable(ctx, client.NewWatcher(cluster.Options{Domain: "nvidia.com"}), terminal, command.Terminal{File: terminal, Colours: true}, func(v cluster.View) string {
 				var table text
 				table.clusterNodes(v, false)
 				return status.Plain(table.String())

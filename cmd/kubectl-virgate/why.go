@@ -2,21 +2,18 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
 	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
-	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/cluster"
 	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/status"
 )
 
-func clusterWhyCommand(environment command.Environment) *cli.Command {
+func clusterWhyCommand() *cli.Command {
 	return &cli.Command{
 		Name:            "why",
 		Usage:           "says why a pod waits for a GPU",
@@ -25,28 +22,19 @@ func clusterWhyCommand(environment command.Environment) *cli.Command {
 		Description: "Names the nodes that do not take POD of --namespace, or NAMESPACE/POD, the causes, and what " +
 			"would help.\n\n" +
 			"Example: kubectl virgate why -n research training-0",
-		Flags: []cli.Flag{&cli.StringFlag{
-			Name:    "namespace",
-			Aliases: []string{"n"},
-			Usage:   "the pod's namespace; without it the kubeconfig context's",
-		}},
-		Action: func(ctx context.Context, cmd *cli.Command) error {
-			return whyAPodWaits(ctx, cmd, environment)
-		},
+		Flags:  flagTable.Of(nil, "[why]"),
+		Action: whyAPodWaits,
 	}
 }
 
-func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment command.Environment) error {
+func whyAPodWaits(ctx context.Context, cmd *cli.Command) error {
 	if err := serveAlone(cmd); err != nil {
 		return err
 	}
-	output := cmd.String("output")
 	switch {
 	case cmd.Args().Len() != 1:
 		return command.Usage(fmt.Errorf("%s takes one pod, got %d; see %s --help", command.NameOf(cmd),
 			cmd.Args().Len(), cmd.FullName()))
-	case output == "name":
-		return command.Usage(fmt.Errorf("--output %q: %s has table, json and yaml", output, command.NameOf(cmd)))
 	case cmd.Bool("watch"):
 		return command.Usage(fmt.Errorf("--watch: %s looks once", command.NameOf(cmd)))
 	case cmd.String("selector") != "":
@@ -73,33 +61,7 @@ func whyAPodWaits(ctx context.Context, cmd *cli.Command, environment command.Env
 	if err != nil {
 		return fmt.Errorf("%s", status.Plain(err.Error()))
 	}
-	out := cmd.Root().Writer
-	if output == "json" || output == "yaml" {
-		data, err := json.MarshalIndent(answer, "", "  ")
-		if err == nil && output == "yaml" {
-			data, err = yaml.JSONToYAML(data)
-		}
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintln(out, strings.TrimSpace(string(data)))
-		return err
-	}
-	var said text
-	said.why(answer, output == "wide")
-	verdict, rest, _ := strings.Cut(status.Plain(said.String()), "\n")
-	if coloured(out, environment) {
-		colour := map[string]string{
-			"waiting":  "33",
-			"starting": "33",
-			"refused":  "31",
-		}[answer.State]
-		if colour != "" {
-			verdict = "\x1b[" + colour + "m" + verdict + "\x1b[0m"
-		}
-	}
-	_, err = io.WriteString(out, verdict+"\n"+rest)
-	return err
+	return show(cmd, answer, []string{"pod/" + name}, func(out *text) { out.why(answer, command.Wide(cmd)) })
 }
 
 // why prints the verdict in the first line, then the nodes by cause, then what helps.

@@ -55,7 +55,7 @@ func TestClusterWhy(t *testing.T) {
 		"why x/p":             answer("  4 nodes: the taint t:NoSchedule is not tolerated (n2, n3, n4 and 1 more)\n", held),
 		"why -n x p -o wide":  answer("  4 nodes: the taint t:NoSchedule is not tolerated (n2, n3, n4, n5)\n", held),
 		"why h":               "y/h does not wait for a GPU: it has 2 nvidia.com/gpu of node n1, and waits there for another reason: the kubelet has not begun with its containers.\n",
-		"why x/p -o name":     `error 2: --output "name": why has table, json and yaml`,
+		"why x/p -o name":     "pod/p\n",
 		"why":                 "error 2: why takes one pod, got 0",
 		"why a/b/c":           `error 2: why "a/b/c": expected POD or NAMESPACE/POD`,
 		"why -n y gone":       "error 1: there is no pod y/gone; if something should have made it, the likely reason that it did not: the quota q has 2 of 2 nvidia.com/gpu used",

@@ -24,10 +24,11 @@ func checkCommand(environment environment) *cli.Command {
 		Description: "Prints every problem of every file on standard error; the exit code is 1 when there is\n" +
 			"one. On standard output it lists where Virgate does something else than NVIDIA's\n" +
 			"device plugin with the same document. - is standard input.\n\n" +
-			"With --output json, problems and notes are on standard output, each with file, line, path\n" +
-			"and message, and with document where a manifest has several.\n\n" +
+			"With --output json or yaml, problems and notes are on standard output, each with file, line,\n" +
+			"path and message, and with document where a manifest has several; with name, the files\n" +
+			"that have problems.\n\n" +
 			"Example: virgate check configs/examples/*.yaml",
-		Flags: append(settingFlags(), command.OutputFlag("text")),
+		Flags: append(settingFlags(), command.OutputFlag()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			names := cmd.Args().Slice()
 			if len(names) == 0 {
@@ -41,7 +42,7 @@ func checkCommand(environment environment) *cli.Command {
 			for _, name := range names {
 				kind, problems, notes := checkFile(ctx, name, overrides(cmd, environment))
 				report.Problems, report.Notes = append(report.Problems, problems...), append(report.Notes, notes...)
-				if cmd.String("output") == "json" {
+				if !command.ForPeople(cmd) {
 					continue
 				}
 				for _, problem := range problems {
@@ -54,8 +55,12 @@ func checkCommand(environment environment) *cli.Command {
 					_, _ = fmt.Fprintln(cmd.Root().Writer, note)
 				}
 			}
-			if cmd.String("output") == "json" {
-				if err := show(cmd, report, nil); err != nil {
+			if !command.ForPeople(cmd) {
+				var files []string
+				for _, problem := range report.Problems {
+					files = append(files, problem.File)
+				}
+				if err := show(cmd, report, slices.Compact(files), nil); err != nil {
 					return err
 				}
 			}

@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 
 	"github.com/urfave/cli/v3"
@@ -20,35 +19,12 @@ import (
 )
 
 // configManagerCommand does what NVIDIA's config-manager does, so that its manifests work with this
-// image. Virgate itself does not need it: see clusterFlags.
+// image. Virgate itself does not need it: see profileOptions.
 func configManagerCommand(environment environment, stderr io.Writer) *cli.Command {
-	var flags []cli.Flag
-	for _, flag := range clusterFlags(environment) {
-		if !slices.Contains(flag.Names(), "config-map") {
-			flags = append(flags, flag)
-		}
-	}
-	text := func(name, variable, usage string) cli.Flag {
-		value, _ := environment(variable)
-		return &cli.StringFlag{
-			Name:  name,
-			Value: value,
-			Usage: usage + " [$" + variable + "]",
-		}
-	}
+	flags := flagTable.Of(environment, "config-dir", "node-name", "node-label", "default-config", "fallback-strategies",
+		"kubeconfig", "[config-manager]")
 	once, _ := environment("ONESHOT")
-	oneshot, onceErr := strconv.ParseBool(cmp.Or(once, "false"))
-	flags = append(flags,
-		text("config-file-dst", "CONFIG_FILE_DST", "the link to keep at the chosen profile"),
-		&cli.BoolFlag{
-			Name:  "oneshot",
-			Value: oneshot,
-			Usage: "end when the profile has been chosen [$ONESHOT]",
-		},
-		&cli.BoolFlag{Name: "send-signal", Usage: "no effect: the plugin follows the link by itself [$SEND_SIGNAL]"},
-		text("signal", "SIGNAL", "no effect"),
-		text("process-to-signal", "PROCESS_TO_SIGNAL", "no effect"),
-	)
+	_, onceErr := strconv.ParseBool(cmp.Or(once, "false"))
 	return &cli.Command{
 		Name:  "config-manager",
 		Usage: "keeps a link to the profile that the node's label names, like NVIDIA's config-manager",

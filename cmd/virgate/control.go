@@ -25,7 +25,7 @@ func healthCommand() *cli.Command {
 		Usage: "shows the health of a running Virgate's GPUs and partitions, and clears it",
 		Description: "Talks to the virgate run on the same machine.\n\n" +
 			"Example: virgate health",
-		Flags:    []cli.Flag{controlSocketFlag(), command.OutputFlag("table")},
+		Flags:    append(flagTable.Of(nil, "client/control-socket"), command.OutputFlag()),
 		Commands: []*cli.Command{clearCommand()},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			return healthRequest(ctx, cmd, http.MethodGet, "/health", nil)
@@ -40,14 +40,7 @@ func clearCommand() *cli.Command {
 		Description: "It is offered again when the next probe finds nothing wrong. A GPU includes all of\n" +
 			"its partitions. Reset or replace a GPU with a fatal error first: this does neither.\n\n" +
 			"Example: virgate health clear --gpu 0",
-		Flags: []cli.Flag{
-			&cli.StringFlag{
-				Name:     "gpu",
-				Required: true,
-				Usage: "a GPU index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…) or a PCI bus ID " +
-					"(00000000:3B:00.0)",
-			},
-		},
+		Flags: flagTable.Of(nil, "health clear/gpu"),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			return healthRequest(ctx, cmd, http.MethodPost, "/health/clear", url.Values{"gpu": {cmd.String("gpu")}})
 		},
@@ -63,7 +56,11 @@ func healthRequest(ctx context.Context, cmd *cli.Command, method, path string, a
 	if err := json.Unmarshal(answer, &report); err != nil {
 		return fmt.Errorf("read the answer of virgate run: %w", err)
 	}
-	return show(cmd, json.RawMessage(answer), func(out *text) { out.health(report) })
+	var units []string
+	for _, unit := range report.Units {
+		units = append(units, unit.Unit)
+	}
+	return show(cmd, json.RawMessage(answer), units, func(out *text) { out.health(report) })
 }
 
 func (t *text) health(report sharing.HealthReport) {
@@ -91,7 +88,7 @@ func simCommand() *cli.Command {
 		Usage: "breaks and heals a running simulated node",
 		Description: "Talks to the virgate run --node sim:… on the same machine.\n\n" +
 			"Example: virgate sim --control-socket /tmp/control.sock xid --gpu 0 79",
-		Flags: []cli.Flag{controlSocketFlag()},
+		Flags: flagTable.Of(nil, "client/control-socket"),
 	}
 	for _, verb := range simnode.Verbs() {
 		command.Commands = append(command.Commands, verbCommand(verb))
@@ -134,14 +131,6 @@ func verbCommand(verb simnode.Verb) *cli.Command {
 		return err
 	}
 	return verbCommand
-}
-
-func controlSocketFlag() cli.Flag {
-	return &cli.StringFlag{
-		Name:  "control-socket",
-		Value: "/run/virgate/control.sock",
-		Usage: "the control socket of the running Virgate",
-	}
 }
 
 // callControl sends a request to the program behind the control socket and returns its answer. If

@@ -31,7 +31,7 @@ func TestCallControl(t *testing.T) {
 	server.Start()
 	t.Cleanup(server.Close)
 	post := func(socket, gpu string) error {
-		cmd := &cli.Command{Flags: []cli.Flag{controlSocketFlag()}}
+		cmd := &cli.Command{Flags: []cli.Flag{flagTable.Of(nil, "client/control-socket")[0]}}
 		if err := cmd.Run(t.Context(), []string{"virgate", "--control-socket", socket}); err != nil {
 			return err
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -18,7 +17,6 @@ import (
 // endDaemonSetCommand is the chart's hook before helm uninstall. helm uninstall removes the
 // permission to write to Nodes while the pods are still ending; the hook ends them before that.
 func endDaemonSetCommand(environment environment) *cli.Command {
-	kubeconfig, _ := environment("KUBECONFIG")
 	return &cli.Command{
 		Name:  "end-daemonset",
 		Usage: "deletes the chart's DaemonSet and waits for its pods, so that each can say that it has ended",
@@ -26,23 +24,7 @@ func endDaemonSetCommand(environment environment) *cli.Command {
 			"not keep\n" +
 			"the release, and names the nodes whose pods haven't ended.\n\n" +
 			"Example: virgate end-daemonset --daemonset virgate/virgate",
-		Flags: []cli.Flag{
-			&cli.StringFlag{
-				Name:     "daemonset",
-				Required: true,
-				Usage:    "the DaemonSet, as NAMESPACE/NAME",
-			},
-			&cli.StringFlag{
-				Name:  "kubeconfig",
-				Value: kubeconfig,
-				Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]",
-			},
-			&cli.DurationFlag{
-				Name:  "wait",
-				Value: 2 * time.Minute,
-				Usage: "how long to wait for the pods",
-			},
-		},
+		Flags:  flagTable.Of(environment, "[end-daemonset]", "kubeconfig"),
 		Hidden: true,
 		Action: endDaemonSet,
 	}

@@ -124,20 +124,6 @@ func featureDiscoverySettings() []configs.Setting {
 // featureDiscoveryCommand does what NVIDIA's GPU feature discovery does, so that its manifests work
 // with this image. On a node that Virgate serves, run --feature-labels makes it unnecessary.
 func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Command {
-	text := func(name, variable, preset, usage string, aliases ...string) cli.Flag {
-		for _, variable := range []string{"GFD_" + variable, variable} {
-			if value, ok := environment(variable); ok && value != "" {
-				preset = value
-				break
-			}
-		}
-		return &cli.StringFlag{
-			Name:    name,
-			Aliases: aliases,
-			Value:   preset,
-			Usage:   usage + " [$" + variable + "]",
-		}
-	}
 	settings := featureDiscoverySettings()
 	return &cli.Command{
 		Name:  featureDiscoveryName,
@@ -148,14 +134,7 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 			"Example: virgate gpu-feature-discovery --node sim:dgx-a100 --use-node-feature-api=false --output-file= " +
 			"--oneshot",
 		Flags: append(flagsOf(settings),
-			text("config-file", "CONFIG_FILE", "", "the profile", "config"),
-			text("node-name", "NODE_NAME", "", "this Node's name"),
-			text("namespace", "NAMESPACE", "default", "the namespace of the NodeFeature object"),
-			text("kubeconfig", "KUBECONFIG", "", "how to reach the API server; without it as a pod does"),
-			text("kube-api-qps", "KUBE_API_QPS", "", "no effect: there are no more than a few requests a minute"),
-			text("kube-api-burst", "KUBE_API_BURST", "", "no effect"),
-			nodeFlags()[0], worldFlag(),
-		),
+			flagTable.Of(environment, "[gpu-feature-discovery]", "node", "sim-world")...),
 		Hidden: true,
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			if err := checkFollowed(cmd, "config-file"); err != nil {

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	_ "embed" // for flagFile
 	"errors"
 	"fmt"
 	"io/fs"
@@ -12,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -23,8 +23,16 @@ import (
 	"github.com/virgate/virgate/internal/features"
 	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/internal/web"
 )
+
+// The flags, except those of settingFlags and of internal/simnode. It never changes.
+//
+//go:embed flags.txt
+var flagFile string
+
+var flagTable = command.ParseFlags(flagFile + "[node] GPUs\n" + simnode.WorldFlag + " text " + simnode.WorldUsage)
 
 // settingFlags returns the flags of NVIDIA's device plugin and a few of Virgate's own. Their
 // environment variables are read by overrides and not by the flag library, so that an error can
@@ -35,43 +43,27 @@ func settingFlags(shown ...string) []cli.Flag { return flagsOf(configs.Settings(
 func flagsOf(settings []configs.Setting, shown ...string) []cli.Flag {
 	var flags []cli.Flag
 	for _, s := range settings {
-		usage, hidden := s.Usage, shown != nil && !slices.Contains(shown, s.Flag)
-		for _, variable := range variables(s) {
-			usage += " [$" + variable + "]"
+		f := command.Flag{
+			Names:     append([]string{s.Flag}, s.Aliases...),
+			Kind:      command.KindText,
+			Choices:   s.Choices,
+			Free:      true,
+			Shown:     s.Default,
+			Variables: variables(s),
+			Usage:     s.Usage,
+			Heading:   "as in NVIDIA's device plugin (flag over variable over document)",
+			Hidden:    shown != nil && !slices.Contains(shown, s.Flag),
 		}
-		category := "as in NVIDIA's device plugin (flag over variable over document)"
 		if s.Own {
-			category = "beside those of NVIDIA's device plugin"
+			f.Heading = "beside those of NVIDIA's device plugin"
 		}
 		switch s.Type {
 		case configs.TypeBool:
-			flags = append(flags, &cli.BoolFlag{
-				Name:        s.Flag,
-				Aliases:     s.Aliases,
-				Usage:       usage,
-				Category:    category,
-				DefaultText: s.Default,
-				Hidden:      hidden,
-			})
+			f.Kind = command.KindBool
 		case configs.TypeList, configs.TypeNumbers: // Repeatable, and separable by commas.
-			flags = append(flags, &cli.StringSliceFlag{
-				Name:        s.Flag,
-				Aliases:     s.Aliases,
-				Usage:       usage,
-				Category:    category,
-				DefaultText: s.Default,
-				Hidden:      hidden,
-			})
-		default:
-			flags = append(flags, &cli.StringFlag{
-				Name:        s.Flag,
-				Aliases:     s.Aliases,
-				Usage:       usage,
-				Category:    category,
-				DefaultText: s.Default,
-				Hidden:      hidden,
-			})
+			f.Kind = command.KindList
 		}
+		flags = append(flags, f.New(func(string) (string, bool) { return "", false }))
 	}
 	return flags
 }
@@ -110,26 +102,6 @@ func overridesOf(cmd *cli.Command, environment environment, settings []configs.S
 
 func variables(s configs.Setting) []string { return append([]string{s.Env}, s.EnvAliases...) }
 
-// configFlags returns the flags that name the profile. With readsOnce the command also accepts
-// standard input, which cannot be watched for changes.
-func configFlags(environment environment, readsOnce bool) []cli.Flag {
-	file, _ := environment("CONFIG_FILE")
-	usage := "the profile: a document as NVIDIA's device plugin reads it, or a ConfigMap manifest with one"
-	if readsOnce {
-		usage += "; - reads standard input"
-	}
-	return []cli.Flag{
-		&cli.StringFlag{
-			Name:        "config",
-			Aliases:     []string{"config-file"},
-			Value:       file,
-			DefaultText: "none: everything exclusive",
-			Usage:       usage + " [$CONFIG_FILE]",
-		},
-		&cli.StringFlag{Name: "config-key", Usage: "which profile, when the ConfigMap manifest has several"},
-	}
-}
-
 // checkPath returns an error if a flag has a document as its value instead of the path of one.
 func checkPath(cmd *cli.Command, flag string) error {
 	path := cmd.String(flag)
@@ -152,23 +124,6 @@ func checkFollowed(cmd *cli.Command, flag string) error {
 	return checkPath(cmd, flag)
 }
 
-func pluginDirFlags(environment environment) []cli.Flag {
-	socket, _ := environment("KUBELET_SOCKET")
-	return []cli.Flag{
-		&cli.StringFlag{
-			Name:  "device-plugin-dir",
-			Value: "/var/lib/kubelet/device-plugins",
-			Usage: "the kubelet's device-plugins directory",
-		},
-		&cli.StringFlag{
-			Name:  "kubelet-socket",
-			Value: socket,
-			Usage: "as in NVIDIA's plugin: without --device-plugin-dir, this socket's directory is used " +
-				"[$KUBELET_SOCKET]",
-		},
-	}
-}
-
 func pluginDir(cmd *cli.Command) string {
 	if socket := cmd.String("kubelet-socket"); socket != "" && !cmd.IsSet("device-plugin-dir") {
 		return filepath.Dir(socket)
@@ -183,36 +138,6 @@ func textLog(cmd *cli.Command) *slog.Logger {
 
 // profileLabel is the label by which NVIDIA's config-manager chooses a profile.
 const profileLabel = "nvidia.com/device-plugin.config"
-
-// clusterFlags returns the flags that choose one of several profiles, as NVIDIA's config-manager
-// does. Their variables have the same names as there, except for $CONFIG_MAP.
-func clusterFlags(environment environment) []cli.Flag {
-	category := "the profile by the node's label, as with NVIDIA's config-manager"
-	text := func(name, variable, preset, usage string, aliases ...string) cli.Flag {
-		if value, ok := environment(variable); ok && value != "" {
-			preset = value
-		}
-		return &cli.StringFlag{
-			Name:     name,
-			Aliases:  aliases,
-			Value:    preset,
-			Usage:    usage + " [$" + variable + "]",
-			Category: category,
-		}
-	}
-	return []cli.Flag{
-		text("config-map", "CONFIG_MAP", "",
-			"the ConfigMap with the profiles, NAMESPACE/NAME, read from the API server"),
-		text("config-dir", "CONFIG_FILE_SRCDIR", "", "the directory with the profiles, as a mounted ConfigMap",
-			"config-file-srcdir"),
-		text("node-name", "NODE_NAME", "", "this Node's name; without it no label is looked at"),
-		text("node-label", "NODE_LABEL", profileLabel, "the Node's label that names the profile"),
-		text("default-config", "DEFAULT_CONFIG", "", "the profile of a Node without the label"),
-		text("fallback-strategies", "FALLBACK_STRATEGIES", "",
-			"what to do without a label and a default, between commas, in order: named, single, empty"),
-		text("kubeconfig", "KUBECONFIG", "", "how to reach the API server; without it as a pod does"),
-	}
-}
 
 // profileOptions returns where the profile is: --config, a ConfigMap or a directory.
 func profileOptions(cmd *cli.Command, overrides configs.Overrides, log *slog.Logger) (daemon.ProfileOptions, error) {
@@ -360,86 +285,6 @@ func evictor(cmd *cli.Command) (func(ctx context.Context, namespace, pod, uid st
 	return evictor.Evict, nil
 }
 
-func reportFlags(environment environment) []cli.Flag {
-	namespace, _ := environment("NAMESPACE")
-	category := "what the Node says; requires --node-name and an API server"
-	return []cli.Flag{
-		&cli.BoolFlag{
-			Name:        "node-events",
-			Value:       true,
-			DefaultText: "true",
-			Usage:       "write Events about profiles and GPUs",
-			Category:    category,
-		},
-		&cli.BoolFlag{
-			Name:        "node-condition",
-			Value:       true,
-			DefaultText: "true",
-			Usage:       "write the condition " + nodestatus.ConditionType,
-			Category:    category,
-		},
-		&cli.DurationFlag{
-			Name:  "node-heartbeat",
-			Value: 5 * time.Minute,
-			Usage: "how often the condition is written again while it stays as it is, so that its age tells " +
-				"whether the node is served; 0 for never",
-			Category: category,
-		},
-		&cli.BoolFlag{
-			Name:        "node-annotations",
-			Value:       true,
-			DefaultText: "true",
-			Usage: "write annotations with the profile in force, and the labels " + nodestatus.StateLabel +
-				" and " + nodestatus.MIGStateLabel,
-			Category: category,
-		},
-		&cli.BoolFlag{
-			Name: "feature-labels",
-			Usage: "write labels that say what GPUs the node has and how they are shared, as GPU feature " +
-				"discovery does",
-			Category: category,
-		},
-		&cli.StringFlag{
-			Name:     "feature-output",
-			Value:    nodestatus.FeaturesToNode,
-			Usage:    "where they go: node, or to node feature discovery (NFD) as nfd-file or nfd-api",
-			Category: category,
-		},
-		&cli.BoolFlag{
-			Name:     "feature-models",
-			Usage:    "write a label gpu.model.MODEL for each model, which GPU feature discovery does not",
-			Category: category,
-		},
-		&cli.StringFlag{
-			Name:     "feature-file",
-			Value:    featureFile,
-			Usage:    "the file of nfd-file",
-			Category: category,
-		},
-		&cli.StringFlag{
-			Name:  "feature-namespace",
-			Value: namespace,
-			Usage: "the namespace of the NodeFeature object of nfd-api, and of this pod, whose name is in " +
-				"$POD_NAME [$NAMESPACE]",
-			Category: category,
-		},
-		&cli.StringFlag{
-			Name:     "machine-type-file",
-			Value:    machineTypeFile,
-			Usage:    "the file with the machine's name, for the label gpu.machine",
-			Category: category,
-		},
-		&cli.BoolFlag{
-			Name:     "remove-stale-resources",
-			Usage:    "remove resources that Virgate has stopped from the Node's capacity, minutes later",
-			Category: category,
-		},
-	}
-}
-
-// featureFile is where NFD's worker reads the labels, under a name of Virgate's own.
-const featureFile = "/etc/kubernetes/node-feature-discovery/features.d/virgate"
-
 // featureOutput returns where feature labels go: nowhere unless they are requested.
 func featureOutput(cmd *cli.Command, environment environment) (nodestatus.FeatureOutput, error) {
 	var output nodestatus.FeatureOutput
@@ -455,9 +300,6 @@ func featureOutput(cmd *cli.Command, environment environment) (nodestatus.Featur
 		Pod:       pod,
 	}
 	switch {
-	case !slices.Contains([]string{nodestatus.FeaturesToNode, nodestatus.FeaturesToFile, nodestatus.FeaturesToNFD},
-		output.Kind):
-		return output, command.Usage(fmt.Errorf("--feature-output %q is none of node, nfd-file, nfd-api", output.Kind))
 	case output.Kind == nodestatus.FeaturesToFile && output.File == "":
 		return output, command.Usage(errors.New("--feature-output nfd-file needs --feature-file"))
 	case output.Kind == nodestatus.FeaturesToNFD && output.Namespace == "":
@@ -549,52 +391,6 @@ func newReporter(cmd *cli.Command, features nodestatus.FeatureOutput, log *slog.
 	}
 }
 
-func metricsFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.DurationFlag{
-			Name:  "sample",
-			Value: 5 * time.Second,
-			Usage: "the time between two samples of who uses the GPUs and how much",
-		},
-		&cli.StringFlag{
-			Name:  "proc",
-			Value: "/proc",
-			Usage: "where the host's /proc is; a simulated node has its own",
-		},
-		&cli.BoolFlag{
-			Name: "watch-pods",
-			Usage: "follow this node's pods at the API server, to tell whose container a process is in; needs " +
-				"--node-name and the right to list and watch pods",
-		},
-		&cli.BoolFlag{
-			Name: "evict-over-limit",
-			Usage: "evict pods as profiles with memory.action: evict want; needs --watch-pods and the rights to " +
-				"create pods/eviction and to delete pods",
-		},
-		&cli.BoolFlag{
-			Name:        "metrics-per-container",
-			Value:       true,
-			DefaultText: "true",
-			Usage:       "have series in /metrics that name pods",
-		},
-		&cli.IntFlag{
-			Name:  "metrics-max-series",
-			Value: 10000,
-			Usage: "how many of Virgate's series a scrape may have; virgate_dropped_series counts those beyond",
-		},
-		&cli.StringFlag{
-			Name: "web-config-file",
-			Usage: "TLS and basic authentication for --listen, in the format of Prometheus's exporters " +
-				"(github.com/prometheus/exporter-toolkit, docs/web-configuration.md)",
-		},
-		&cli.StringFlag{
-			Name:  "health-listen",
-			Usage: "another HTTP address, for /healthz and /readyz alone and without --web-config-file; empty for none",
-		},
-		&cli.BoolFlag{Name: "pprof", Usage: "serve /debug/pprof/ on --listen"},
-	}
-}
-
 func httpOptions(cmd *cli.Command) (web.HTTP, error) {
 	if most := cmd.Int("metrics-max-series"); most <= 0 {
 		return web.HTTP{}, command.Usage(fmt.Errorf("--metrics-max-series must be more than 0, got %d", most))
@@ -607,21 +403,4 @@ func httpOptions(cmd *cli.Command) (web.HTTP, error) {
 		MaxSeries:    cmd.Int("metrics-max-series"),
 	}
 	return options, options.Validate()
-}
-
-func grantFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{
-			Name:  "cdi-dir",
-			Value: "/var/run/cdi",
-			Usage: "where container runtimes look for CDI specs; on a simulated node the default is below " +
-				"--device-plugin-dir",
-		},
-		&cli.StringFlag{
-			Name:  "host-root",
-			Value: "/",
-			Usage: "where the host's / is mounted, to look for device nodes and for an installer's driver",
-		},
-		driverRootFlag(),
-	}
 }

@@ -19,29 +19,12 @@ import (
 )
 
 func gpuCommand() *cli.Command {
-	selector := &cli.StringFlag{
-		Name:     "gpu",
-		Required: true,
-		Usage:    "a GPU index (0), a UUID (GPU-…) or a PCI bus ID (00000000:3B:00.0)",
-	}
-	length := &cli.DurationFlag{
-		Name:  "for",
-		Value: 10 * time.Minute,
-		Usage: "how long until the GPU is taken back, from now on; 24h at most",
-	}
-	wait := &cli.BoolFlag{
-		Name:        "wait",
-		Value:       true,
-		DefaultText: "true",
-		Usage: "wait for the GPU's holders; false names them and ends with exit code 1, while the " +
-			"release goes on",
-	}
-	verb := func(name, usage, description string, flags ...cli.Flag) *cli.Command {
+	verb := func(name, usage, description string, flags ...string) *cli.Command {
 		return &cli.Command{
 			Name:        name,
 			Usage:       usage,
 			Description: description + "\n\nExample: virgate gpu " + name + " --gpu 0",
-			Flags:       append([]cli.Flag{selector}, flags...),
+			Flags:       flagTable.Of(nil, append(flags, "gpu")...),
 			Action:      func(ctx context.Context, cmd *cli.Command) error { return changeRelease(ctx, cmd, name) },
 		}
 	}
@@ -51,22 +34,26 @@ func gpuCommand() *cli.Command {
 		Description: "Without a subcommand it shows the GPUs that are released, or were since that Virgate started.\n" +
 			"Talks to the virgate run on the same machine.\n\n" +
 			"Example: virgate gpu",
-		Flags: []cli.Flag{controlSocketFlag(), command.OutputFlag("table")},
+		Flags: append(flagTable.Of(nil, "client/control-socket"), command.OutputFlag()),
 		Commands: []*cli.Command{
 			verb("release", "withdraws a GPU, waits for its holders and closes what keeps it from being reset",
 				"When it ends with exit code 0, Virgate has nothing of the GPU open, and nvidia-smi --gpu-reset\n"+
-					"can run, unless other programs have it open. Run again, it sets a new time.", length, wait),
+					"can run, unless other programs have it open. Run again, it sets a new time.", "for", "gpu/wait"),
 			verb("restore", "takes a released GPU back before its time is over",
 				"It is offered again as its health allows."),
 			verb("reset", "releases a GPU, resets it with the driver's nvidia-smi and takes it back",
-				"The running Virgate has to allow it: --allow-gpu-reset, the chart's mig.reset.", length),
+				"The running Virgate has to allow it: --allow-gpu-reset, the chart's mig.reset.", "for"),
 		},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			list, err := askReleases(ctx, cmd, http.MethodGet, "", nil)
 			if err != nil {
 				return err
 			}
-			return show(cmd, list, func(out *text) {
+			var gpus []string
+			for _, r := range list {
+				gpus = append(gpus, r.GPU)
+			}
+			return show(cmd, list, gpus, func(out *text) {
 				table := out.Table("GPU", "UUID", "STATE", "UNTIL", "WAITS FOR")
 				for _, r := range list {
 					table.Row(r.Index, r.GPU, r.State, r.Until.UTC().Format(time.RFC3339), strings.Join(r.Waits, ", "))

@@ -30,7 +30,7 @@ func FuzzAnswers(f *testing.F) {
 		var status status.Status
 		var report sharing.HealthReport
 		var shown strings.Builder
-		err := show(&cli.Command{Writer: &shown}, nil, func(out *text) {
+		err := show(&cli.Command{Writer: &shown}, nil, nil, func(out *text) {
 			if json.Unmarshal(data, &status) == nil {
 				out.status(status)
 			}

@@ -27,8 +27,8 @@ type environment = command.Environment
 type text struct{ command.Text }
 
 // show is command.Show with a text of this program.
-func show(cmd *cli.Command, value any, write func(*text)) error {
-	return command.Show(cmd, value, func() string {
+func show(cmd *cli.Command, value any, names []string, write func(*text)) error {
+	return command.Show(cmd, value, names, func() string {
 		var out text
 		write(&out)
 		return out.String()
@@ -52,12 +52,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		Version:   version,
 		Writer:    stdout,
 		ErrWriter: stderr,
-		Metadata: map[string]any{
-			"cluster": "use kubectl virgate, which is a program of its own",
-			"demo":    "make demo in a clone of the repository runs virgate-demo",
-			"install": "the Helm chart installs Virgate",
-			"rollout": "use kubectl virgate rollout, which is a program of its own",
-		},
+		Metadata:  elsewhere(),
 		Flags: []cli.Flag{&cli.BoolFlag{
 			Name:    command.VersionFlag,
 			Aliases: []string{"v"},
@@ -80,6 +75,26 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },
 	}
 	return command.Run(ctx, root, impliedCommand(args))
+}
+
+// elsewhere returns the words that are no commands of this program, each with a text for users who type it.
+func elsewhere() map[string]any {
+	words := map[string]any{
+		"demo":    "make demo in a clone of the repository runs virgate-demo",
+		"install": "the Helm chart installs Virgate",
+	}
+	for word, what := range map[string]string{
+		"cluster": "",
+		"gpus":    " gpus",
+		"nodes":   " nodes",
+		"page":    " --serve 127.0.0.1:8080",
+		"rollout": " rollout",
+		"tenants": " tenants",
+		"why":     " why",
+	} {
+		words[word] = "use kubectl virgate" + what + ", which is a program of its own"
+	}
+	return words
 }
 
 // impliedCommand adds the command that the program's name stands for. It lets the image replace

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 // TestWords checks which help or version the words of a command line show, and the errors for
@@ -47,6 +48,13 @@ func TestWords(t *testing.T) {
 		{"virgate cluster --kubeconfig a why -n x p", 2, "", `no command "cluster"; use kubectl virgate, which is a program of its own; see virgate --help`},
 		{"virgate help cluster", 2, "", `no help topic "cluster"; use kubectl virgate, which is a program of its own; see virgate --help`},
 		{"virgate rollout start new -l a", 2, "", `no command "rollout"; use kubectl virgate rollout, which is a program of its own; see virgate --help`},
+		{"virgate nodes -o wide", 2, "", `no command "nodes"; use kubectl virgate nodes, which is a program of its own; see virgate --help`},
+		{"virgate gpus", 2, "", `no command "gpus"; use kubectl virgate gpus, which is a program of its own; see virgate --help`},
+		{"virgate help tenants", 2, "", `no help topic "tenants"; use kubectl virgate tenants, which is a program of its own; see virgate --help`},
+		{"virgate why -n a pod", 2, "", `no command "why"; use kubectl virgate why, which is a program of its own; see virgate --help`},
+		{"virgate page", 2, "", `no command "page"; use kubectl virgate --serve 127.0.0.1:8080, which is a program of its own; see virgate --help`},
+		{"virgate pla", 2, "", `no command "pla", did you mean plan?`},
+		{"virgate g", 2, "", `no command "g", did you mean gpu?`},
 		{"virgate demo --serve", 2, "", `no command "demo"; make demo in a clone of the repository runs virgate-demo; see virgate --help`},
 		{"virgate install", 2, "", `no command "install"; the Helm chart installs Virgate; see virgate --help`},
 		{"virgate Instal", 2, "", `no command "Instal"; the Helm chart installs Virgate; see virgate --help`},
@@ -83,5 +91,40 @@ func TestWords(t *testing.T) {
 				t.Errorf("exit code %d, want %d\nstandard output %.80q, want %q\nstandard error %q, want %q", code, test.code, stdout.String(), test.stdout, complaint, test.stderr)
 			}
 		})
+	}
+}
+
+// TestShortHelp: the help of run fits on a screen. What it leaves out is in --help-all, under headings.
+func TestShortHelp(t *testing.T) {
+	help := func(args ...string) string {
+		var stdout, stderr bytes.Buffer
+		if code := run(t.Context(), append([]string{"virgate"}, args...), func(string) (string, bool) { return "", false }, &stdout, &stderr); code != 0 {
+			t.Fatalf("exit code %d: %s", code, stderr.String())
+		}
+		return stdout.String()
+	}
+	short := help("run", "--help")
+	lines := strings.Split(short, "\n")
+	for _, line := range lines {
+		if utf8.RuneCountInString(line) > 100 {
+			t.Errorf("wider than 100 columns: %s", line)
+		}
+	}
+	if flags := strings.Count(short, "\n   --"); len(lines) > 40 || flags < 20 || !strings.HasSuffix(short, "\n--help-all shows all options, with their defaults and variables.\n") {
+		t.Errorf("%d lines with %d flags:\n%s", len(lines), flags, short)
+	}
+	if other := help("help", "run"); other != short {
+		t.Errorf("help run shows\n%s", other)
+	}
+	all := help("run", "--help-all")
+	for _, want := range []string{"\n   HTTP\n", "--pprof ", "[$MIG_STRATEGY]", `(default: "auto")`} {
+		if !strings.Contains(all, want) || strings.Contains(short, want) {
+			t.Errorf("%q must be in the long help alone", want)
+		}
+	}
+	for line := range strings.Lines(short) {
+		if flag, _, found := strings.Cut(strings.TrimPrefix(line, "   --"), " "); found && strings.HasPrefix(line, "   --") && !strings.Contains(all, "--"+flag) {
+			t.Errorf("the long help has no --%s", flag)
+		}
 	}
 }

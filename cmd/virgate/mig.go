@@ -34,24 +34,13 @@ func migCommand(environment environment) *cli.Command {
 	}
 }
 
-func wantedFlags(environment environment) []cli.Flag {
-	return append(append(nodeFlags(), configFlags(environment, true)...),
-		&cli.StringFlag{
-			Name: "name",
-			Usage: "the layout: one of the document, or all-disabled, all-enabled, all-balanced, all-<profile>; " +
-				"default: mig.config of the profile",
-		},
-	)
-}
-
-// layoutFlags returns wantedFlags and --busy, for commands that change nothing.
-func layoutFlags(environment environment) []cli.Flag {
-	return append(wantedFlags(environment),
-		&cli.StringSliceFlag{
-			Name:  "busy",
-			Usage: "a partition to treat as in use, by index (0:1) or UUID; may be repeated",
-		},
-	)
+// layoutFlags returns the flags of a layout. Without names it is for commands that change nothing.
+func layoutFlags(environment environment, names ...string) []cli.Flag {
+	if names == nil {
+		names = []string{"busy"}
+	}
+	names = append(names, "[node]", "[profile, read once]", "mig/name")
+	return append(flagTable.Of(environment, names...), planFlags()...)
 }
 
 // wantedLayout returns the layout that --config, --config-key and --name specify. Without any
@@ -256,29 +245,13 @@ func migReport(plans []gpuPlan, warnings []string) migNodeReport {
 }
 
 func migApplyCommand(environment environment) *cli.Command {
-	flags := append(wantedFlags(environment),
-		&cli.StringFlag{
-			Name:  "device-plugin-dir",
-			Value: "/var/lib/kubelet/device-plugins",
-			Usage: "the kubelet's device-plugins directory, which also has the journal",
-		},
-		&cli.StringFlag{
-			Name:  "pod-resources-socket",
-			Value: "/var/lib/kubelet/pod-resources/kubelet.sock",
-			Usage: "the kubelet's PodResources socket, which says what pods hold",
-		},
-		&cli.BoolFlag{
-			Name:  "without-kubelet",
-			Usage: "assume that no pod holds a GPU of this machine; always so with a simulated node",
-		},
-	)
 	return &cli.Command{
 		Name:  "apply",
 		Usage: "changes the MIG layout of a node that no Virgate serves, once, as far as it can now",
 		Description: "What pods or processes use stays as it is. Where a Virgate serves the node, set mig.config\n" +
 			"in its profile instead. The exit code is 1 when a GPU does not have its layout afterwards.\n\n" +
 			"Example: virgate mig apply --node sim:h100 --name all-balanced",
-		Flags: append(flags, planFlags()...),
+		Flags: layoutFlags(environment, "[mig apply]"),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			wanted, err := wantedLayout(ctx, cmd, environment)
 			if err != nil {
@@ -302,7 +275,7 @@ func migApplyCommand(environment environment) *cli.Command {
 				return err
 			}
 			var failed error
-			err = show(cmd, nil, func(out *text) {
+			err = show(cmd, nil, nil, func(out *text) {
 				for _, gpu := range gpus {
 					out.Line("%s", strings.TrimSuffix(
 						fmt.Sprintf("GPU %d: %q %s: %s", gpu.Index, gpu.Wanted, gpu.State, gpu.Reason), ": "))

@@ -27,13 +27,17 @@ func migPlanCommand(environment environment) *cli.Command {
 			"GPUs that none of them can have, and 0 when one has it, can be changed, or waits until it is not in " +
 			"use.\n\n" +
 			"Example: virgate mig plan --node sim:a30x4+all-1g.6gb --name all-balanced --busy 0:1",
-		Flags: append(append(layoutFlags(environment), command.OutputFlag("text")), planFlags()...),
+		Flags: append(layoutFlags(environment), command.OutputFlag()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			wanted, plans, warnings, err := planNode(ctx, cmd, environment)
 			if err != nil {
 				return err
 			}
-			err = show(cmd, migReport(plans, warnings), func(out *text) {
+			var gpus []string
+			for _, p := range plans {
+				gpus = append(gpus, p.gpu.UUID)
+			}
+			err = show(cmd, migReport(plans, warnings), gpus, func(out *text) {
 				for _, p := range plans {
 					out.plan(p, wanted)
 				}
@@ -112,14 +116,14 @@ func migAssertCommand(environment environment) *cli.Command {
 		Description: "Prints the differences on standard output. A GPU that the layout does not mention does not\n" +
 			"differ; one that cannot have its part of the layout does.\n\n" +
 			"Example: virgate mig assert --node sim:dgx-a100+all-balanced --name all-balanced",
-		Flags: append(layoutFlags(environment), planFlags()...),
+		Flags: layoutFlags(environment),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			_, plans, warnings, err := planNode(ctx, cmd, environment)
 			if err != nil {
 				return err
 			}
 			var differs error
-			err = show(cmd, nil, func(out *text) {
+			err = show(cmd, nil, nil, func(out *text) {
 				for _, p := range plans {
 					if difference := p.difference(); difference != "" {
 						differs = command.ErrSilent
@@ -148,18 +152,13 @@ func (p gpuPlan) difference() string {
 }
 
 func migExportCommand(environment environment) *cli.Command {
-	flags := append(nodeFlags(), &cli.StringFlag{
-		Name:  "name",
-		Value: "current",
-		Usage: "the name of the layout in the document",
-	})
 	return &cli.Command{
 		Name:  "export",
 		Usage: "writes the node's MIG layout as a mig-parted document",
 		Description: "GPUs without MIG are left out, and so are GPU instances without a partition, which the\n" +
 			"document cannot express.\n\n" +
 			"Example: virgate mig export --node sim:dgx-a100+all-balanced",
-		Flags: append(flags, planFlags()...),
+		Flags: append(flagTable.Of(environment, "[node]", "[mig export]"), planFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			gpus, err := partitionedNode(ctx, cmd, environment)
 			if err != nil {

@@ -37,25 +37,8 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 	obeyed := []string{"nvidia-driver-root", "container-driver-root"}
 	settings := slices.DeleteFunc(slices.Clone(accepted),
 		func(s configs.Setting) bool { return !slices.Contains(obeyed, s.Flag) })
-	flags := append(flagsOf(accepted, obeyed...), nodeFlags()[0], worldFlag(), driverRootFlag(),
-		&cli.StringFlag{
-			Name:  "mps-root",
-			Value: mpsDirectory,
-			Usage: "the directory of MPS, as this program, the daemons and the pods see it",
-		},
-		&cli.StringFlag{
-			Name:  "proc",
-			Value: "/proc",
-			Usage: "where /proc is",
-		},
-		&cli.BoolFlag{
-			Name: "multi-user",
-			Usage: "has one MPS server, of root, serve the programs of all users of a GPU; without it those of one " +
-				"user wait for those of another",
-		},
-		logLevelFlag(),
-		&cli.StringFlag{Name: "config-file", Hidden: true},
-	)
+	flags := append(flagsOf(accepted, obeyed...),
+		flagTable.Of(environment, "node", "sim-world", "driver-root-watch", "[mps]", "[log]")...)
 	return &cli.Command{
 		Name:  "mps",
 		Usage: "runs NVIDIA's MPS daemons for the GPUs that virgate run shares by MPS",

@@ -26,34 +26,6 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-func nodeFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.StringFlag{
-			Name:  "node",
-			Value: "auto",
-			Usage: "where the GPUs are: auto or nvml for this machine's driver, trace:FILE for a recorded one, " +
-				"sim:NAME or sim:FILE for a simulated one; sim:? lists the names, " +
-				"and +LAYOUT cuts their GPUs: sim:dgx-a100+all-1g.5gb",
-		},
-		worldFlag(),
-		&cli.StringFlag{
-			Name:  "record",
-			Usage: "record the driver's answers in this file, up to 64 MiB, for --node trace:FILE",
-		},
-		&cli.BoolFlag{
-			Name:        "record-mask",
-			Value:       true,
-			DefaultText: "true",
-			Usage:       "replace UUIDs in the recording, the same GPU always by the same one",
-		},
-	}
-}
-
-// worldFlag sets the peculiarities of a simulated node.
-func worldFlag() cli.Flag {
-	return &cli.StringFlag{Name: simnode.WorldFlag, Usage: simnode.WorldUsage}
-}
-
 // openGPUs returns the node's GPUs according to --node, --record and the settings of the driver,
 // with deadlines for driver calls. It does not call the driver yet.
 func openGPUs(cmd *cli.Command, startup configs.StartupSettings, log *slog.Logger) (daemon.GPUs, error) {
@@ -141,15 +113,6 @@ func driverReplaced(
 		return nil, command.Usage(fmt.Errorf("--driver-root-watch: %w", err))
 	}
 	return watch.Run, nil
-}
-
-// driverRootFlag names the place where a replacement of the driver root is visible.
-func driverRootFlag() cli.Flag {
-	return &cli.StringFlag{
-		Name: "driver-root-watch",
-		Usage: "where the host's driver root is in a mount of the folder that holds it: when another driver is " +
-			"mounted there than at --container-driver-root, the program ends for a new container; empty for nowhere",
-	}
 }
 
 func openLibrary(name, world string, process configs.StartupSettings) (nvml.Library, error) {

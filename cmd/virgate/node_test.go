@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/urfave/cli/v3"
+
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/internal/usage"
@@ -74,7 +75,7 @@ func TestProcessesHidden(t *testing.T) {
 			}
 			flags = append(flags, &cli.StringFlag{Name: "proc", Value: proc})
 		}
-		command := &cli.Command{Flags: append(flags, nodeFlags()...), Action: func(_ context.Context, cmd *cli.Command) error {
+		command := &cli.Command{Flags: append(flags, flagTable.Of(nil, "[node]")...), Action: func(_ context.Context, cmd *cli.Command) error {
 			gpus, err := openGPUs(cmd, configs.StartupSettings{}, slog.New(slog.DiscardHandler))
 			if err == nil && gpus.ProcessesHidden != want {
 				t.Errorf("in %q: processes are hidden: %t, want %t", namespace, gpus.ProcessesHidden, want)

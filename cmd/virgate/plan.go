@@ -20,31 +20,8 @@ import (
 )
 
 func planCommand(environment environment) *cli.Command {
-	flags := append(nodeFlags(),
-		&cli.StringFlag{
-			Name:  "from",
-			Usage: "an older profile: shows what would change from it, how fast, and for whom it waits",
-		},
-		&cli.StringFlag{
-			Name: "addr",
-			Usage: "with --from: the HTTP address of the node's running Virgate, on loopback, to name the pods " +
-				"that a change waits for",
-		},
-		&cli.BoolFlag{
-			Name: "dra",
-			Usage: "shows the ResourceSlices and DeviceClasses of what the profile's dra.resources names, as " +
-				"yaml or json",
-		},
-		nvidiaNames(""),
-		&cli.StringFlag{
-			Name:  "node-name",
-			Value: "node",
-			Usage: "with --dra: the Node's name",
-		},
-		command.OutputFlag("table", "wide", "yaml"),
-	)
-	flags = append(flags, configFlags(environment, true)...)
-	flags = append(flags, planNodeFlags(environment)...)
+	flags := flagTable.Of(environment, "[node]", "[plan]", "dra-nvidia-names", "[profile, read once]", "[plan labels]",
+		"node-label", "default-config", "fallback-strategies", "kubeconfig")
 	return &cli.Command{
 		Name:  "plan",
 		Usage: "shows what the node would advertise, without a kubelet",
@@ -52,7 +29,7 @@ func planCommand(environment environment) *cli.Command {
 			"With --labels or --node-object it chooses the profile as virgate run would on that Node: by its label,\n" +
 			"else by the first rule that matches, else the default.\n\n" +
 			"Example: virgate plan --node sim:dgx-a100 --config configs/examples/time-slicing-4.yaml",
-		Flags: append(flags, planFlags()...),
+		Flags: slices.Concat(flags, planFlags(), []cli.Flag{command.OutputFlag()}),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			overrides := overrides(cmd, environment)
 			if err := checkPath(cmd, "config"); err != nil {
@@ -105,7 +82,7 @@ func planCommand(environment environment) *cli.Command {
 			if err := config.SelectedFrom(name, cmd.String("config-key"), nil).CheckNode(gpus); err != nil {
 				return err
 			}
-			if cmd.Bool("dra") || cmd.String("output") == "yaml" {
+			if cmd.Bool("dra") {
 				return planDRA(ctx, cmd, config.Profile, node, gpus)
 			}
 			then, waits := gpus, []string(nil)
@@ -164,7 +141,11 @@ func planCommand(environment environment) *cli.Command {
 			if chooser != nil {
 				report.ChoiceBefore, report.Choice = &before, &choice
 			}
-			return show(cmd, report, func(out *text) {
+			var resources []string
+			for _, c := range changes {
+				resources = append(resources, c.Name)
+			}
+			return show(cmd, report, resources, func(out *text) {
 				if chooser != nil {
 					out.Line("before: %s\nthen:   %s\n", before, choice)
 				}
@@ -226,8 +207,12 @@ type planReport struct {
 }
 
 func (r planReport) show(cmd *cli.Command, layout string) error {
-	return show(cmd, r, func(out *text) {
-		wide := cmd.String("output") == "wide"
+	var resources []string
+	for _, resource := range r.Resources {
+		resources = append(resources, resource.Name)
+	}
+	return show(cmd, r, resources, func(out *text) {
+		wide := command.Wide(cmd)
 		if r.Choice != nil {
 			out.Line("%s\n", r.Choice)
 		}

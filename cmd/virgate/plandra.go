@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -28,14 +30,8 @@ func planDRA(
 	node daemon.GPUs,
 	gpus []sharing.GPU,
 ) error {
-	output := cmd.String("output")
-	switch {
-	case !cmd.Bool("dra"):
-		return command.Usage(errors.New("--output yaml goes with --dra"))
-	case cmd.IsSet("from"):
+	if cmd.IsSet("from") {
 		return command.Usage(errors.New("--dra and --from exclude each other"))
-	case cmd.IsSet("output") && output != "yaml" && output != "json":
-		return command.Usage(fmt.Errorf("--output %q is neither yaml nor json, which --dra takes", output))
 	}
 	plan := sharing.NewPlan(gpus, profile)
 	n := dra.Node{
@@ -82,17 +78,28 @@ func planDRA(
 	for _, warning := range append(warnings, offer.Warnings...) {
 		_, _ = fmt.Fprintln(cmd.Root().ErrWriter, "warning:", warning)
 	}
+	return showOffer(cmd, offer)
+}
+
+// showOffer prints the objects; unless another --output is given, as a stream of YAML documents, which
+// kubectl reads.
+func showOffer(cmd *cli.Command, offer dra.Offer) error {
 	var objects []any
+	var names []string
 	for _, slice := range offer.Slices {
 		objects = append(objects, slice)
+		names = append(names, "resourceslice.resource.k8s.io/"+slice.Name)
 	}
 	for _, class := range offer.Classes {
 		objects = append(objects, class)
+		names = append(names, "deviceclass.resource.k8s.io/"+class.Name)
 	}
-	list := map[string]any{
-		"apiVersion": "v1",
-		"kind":       "List",
-		"items":      objects,
+	if cmd.IsSet("output") && cmd.String("output") != "yaml" {
+		return show(cmd, map[string]any{
+			"apiVersion": "v1",
+			"kind":       "List",
+			"items":      objects,
+		}, names, func(out *text) { out.offer(offer, command.Wide(cmd)) })
 	}
 	var documents []string
 	for _, object := range objects {
@@ -102,5 +109,24 @@ func planDRA(
 		}
 		documents = append(documents, string(text))
 	}
-	return show(cmd, list, func(out *text) { out.WriteString(strings.Join(documents, "---\n")) })
+	_, err := io.WriteString(cmd.Root().Writer, strings.Join(documents, "---\n"))
+	return err
+}
+
+func (t *text) offer(offer dra.Offer, wide bool) {
+	table := t.Table("KIND", "NAME", "DEVICES")
+	for _, slice := range offer.Slices {
+		devices := []string{strconv.Itoa(len(slice.Spec.Devices))}
+		if wide {
+			devices = nil
+			for _, device := range slice.Spec.Devices {
+				devices = append(devices, device.Name)
+			}
+		}
+		table.Row("ResourceSlice", slice.Name, strings.Join(devices, " "))
+	}
+	for _, class := range offer.Classes {
+		table.Row("DeviceClass", class.Name, "-")
+	}
+	table.End()
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -68,9 +69,17 @@ func TestPlanDRA(t *testing.T) {
 	if !strings.Contains(stderr, "GPU 7 is offered whole: its MIG mode is off") {
 		t.Error(stderr)
 	}
-	for _, arguments := range [][]string{{"-o", "yaml"}, {"--dra", "-o", "wide"}, {"--dra", "--from", path}} {
-		if code, _, stderr := program(t, append([]string{"plan", "--node", "sim:h100", "--config", path}, arguments...)...); code != 2 {
-			t.Errorf("%q: exit code %d, %s", arguments, code, stderr)
+	for output, want := range map[string]string{
+		"table": "(?s)^KIND +NAME +DEVICES\nResourceSlice +00000-.*\nDeviceClass ",
+		"wide":  "(?s)\\nResourceSlice +0000.* gpu-",
+		"name":  "(?s)^resourceslice.resource.k8s.io/00000-.*\ndeviceclass.resource.k8s.io/[a-z.-]+\n",
+	} {
+		code, stdout, stderr := program(t, "plan", "--node", "sim:h100", "--config", path, "--dra", "-o", output)
+		if code != 0 || !regexp.MustCompile(want).MatchString(stdout) {
+			t.Errorf("-o %s: exit code %d, %s%s", output, code, stderr, stdout)
 		}
+	}
+	if code, _, stderr := program(t, "plan", "--node", "sim:h100", "--config", path, "--dra", "--from", path); code != 2 {
+		t.Errorf("exit code %d, %s", code, stderr)
 	}
 }

@@ -28,32 +28,6 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// planNodeFlags returns the flags for the Node of a plan. Its labels and the rules choose the
-// profile.
-func planNodeFlags(environment environment) []cli.Flag {
-	category := "the profile that a Node would have by its labels, of a ConfigMap with several"
-	flags := []cli.Flag{
-		&cli.StringFlag{
-			Name:     "labels",
-			Usage:    "the Node's labels, KEY=VALUE between commas; with --node-object, beside or in place of its own",
-			Category: category,
-		},
-		&cli.StringFlag{
-			Name: "node-object",
-			Usage: "the Node whose labels count: a file with its manifest, - for standard input, or the name of " +
-				"one in the cluster",
-			Category: category,
-		},
-	}
-	for _, flag := range clusterFlags(environment) {
-		switch flag.Names()[0] {
-		case "node-label", "default-config", "fallback-strategies", "kubeconfig":
-			flags = append(flags, flag)
-		}
-	}
-	return flags
-}
-
 // nodeChoice chooses the profile of one Node from a ConfigMap manifest, as virgate run does.
 type nodeChoice struct {
 	cmd       *cli.Command

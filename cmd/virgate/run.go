@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -21,104 +20,20 @@ import (
 	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/features"
-	"github.com/virgate/virgate/internal/mps"
 	"github.com/virgate/virgate/internal/nvml/driver"
 	"github.com/virgate/virgate/plugin"
 )
 
 func runCommand(environment environment, stderr io.Writer) *cli.Command {
-	flags := append(nodeFlags(), configFlags(environment, false)...)
-	flags = append(flags,
-		&cli.StringFlag{
-			Name:  "pod-resources-socket",
-			Value: "/var/lib/kubelet/pod-resources/kubelet.sock",
-			Usage: "the kubelet's PodResources socket, by default also below /host if that has its folder, as in the " +
-				"GPU Operator's pods; without it the kubelet's checkpoint is read",
-		},
-		&cli.StringFlag{
-			Name:  "control-socket",
-			Value: "/run/virgate/control.sock",
-			Usage: "the socket for virgate health, virgate gpu and virgate sim; empty for none",
-		},
-		&cli.BoolFlag{
-			Name:  "allow-gpu-reset",
-			Usage: "let virgate gpu reset and profiles with mig.reset run nvidia-smi --gpu-reset of the driver root",
-		},
-		&cli.BoolFlag{
-			Name: "mig-pause-clients",
-			Usage: "pause the GPU Operator's DCGM and its exporter, by labels of the Node, while a MIG change finds " +
-				"a GPU in use by a program that the driver does not list; needs --node-name and the right to patch " +
-				"the Node",
-		},
-		&cli.StringFlag{
-			Name:  "listen",
-			Value: ":9400",
-			Usage: "the HTTP address of /healthz, /readyz and /metrics, and by loopback of /plan and the page " +
-				"/status; empty for none",
-		},
-		&cli.BoolFlag{
-			Name: "listen-when-serving",
-			Usage: "take --listen and --control-socket only when serving, for a Virgate that stands by beside " +
-				"another in one pod; probes need --health-listen",
-		},
-		&cli.DurationFlag{
-			Name:  "rescan",
-			Value: 30 * time.Second,
-			Usage: "the time between two readings of what GPUs and partitions there are",
-		},
-		&cli.DurationFlag{
-			Name:  "probe",
-			Value: 10 * time.Second,
-			Usage: "the time between two probes of the GPUs' health",
-		},
-		&cli.StringFlag{
-			Name:  "boot-id-file",
-			Value: "/proc/sys/kernel/random/boot_id",
-			Usage: "the file with the machine's boot ID; a boot resets the GPUs",
-		},
-		&cli.DurationFlag{
-			Name:  "quiet-time",
-			Value: 30 * time.Second,
-			Usage: "how long an Unhealthy device that is no longer wanted stays in the list; nothing waits for it",
-		},
-		// For tests, whose kubelet reports more often.
-		&cli.DurationFlag{
-			Name:   "stop-after",
-			Value:  30 * time.Second,
-			Hidden: true,
-			Usage:  "how long a resource that is dropped is still served, with an empty list",
-		},
-		&cli.DurationFlag{
-			Name:  "retire-after",
-			Value: 10 * time.Minute,
-			Usage: "how long a device that a pod holds stays Healthy when its GPU has fewer replicas than before; " +
-				"retireAfter.shrink in a profile wins",
-		},
-		&cli.BoolFlag{
-			Name:  "drain-on-exit",
-			Usage: "withdraw all devices before ending, as for an uninstall; without it they are left to a successor",
-		},
-		&cli.DurationFlag{
-			Name:  "drain-timeout",
-			Value: 2 * time.Minute,
-			Usage: "how long that may take",
-		},
-		&cli.StringFlag{
-			Name:  "mps-socket",
-			Value: mpsDirectory + "/" + mps.SocketName,
-			Usage: "the socket of virgate mps, which runs the MPS daemons; used with --mps-root",
-		},
-		logLevelFlag(),
-	)
-	flags = append(flags, draFlags(environment)...)
-	return &cli.Command{
+	flags := flagTable.Of(environment, "[node]", "[profile]", "[profiles]", "[api]", "[kubelet]", "[run]", "[log]",
+		"[use]", "[http]", "[report]", "[grants]", "[dra]")
+	cmd := &cli.Command{
 		Name:  "run",
 		Usage: "serves the node's GPUs to the kubelet until it is told to stop",
 		Description: "Changes of the profile, of the GPUs and of the kubelet are followed while running.\n" +
 			"SIGHUP makes it read its inputs again, SIGTERM ends it and leaves the devices to a successor.\n\n" +
 			"Example: virgate run --node sim:dgx-a100 --config profile.yaml --device-plugin-dir /tmp/dp",
-		Flags: slices.Concat(pluginDirFlags(environment), flags, metricsFlags(), clusterFlags(environment),
-			reportFlags(environment), grantFlags(), settingFlags()),
+		Flags: append(flags, settingFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			log, err := newLog(cmd, stderr)
 			if err != nil {
@@ -135,14 +50,10 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			return serve(ctx, cmd, environment, log)
 		},
 	}
-}
-
-func logLevelFlag() cli.Flag {
-	return &cli.StringFlag{
-		Name:  "log-level",
-		Value: "info",
-		Usage: "debug, info, warn or error",
-	}
+	return command.ShortHelp(cmd, "config", "config-map", "default-config", "node-name", "kubeconfig", "node",
+		"nvidia-driver-root", "mig-strategy", "device-list-strategy", "shared-devices-allocation-policy", "dra",
+		"device-plugin-dir", "control-socket", "listen", "watch-pods", "evict-over-limit", "feature-labels",
+		"allow-gpu-reset", "drain-on-exit", "log-level")
 }
 
 func newLog(cmd *cli.Command, stderr io.Writer) (*slog.Logger, error) {

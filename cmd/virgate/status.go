@@ -29,14 +29,7 @@ func statusCommand() *cli.Command {
 		Usage: "shows the state of a running Virgate",
 		Description: "Asks a virgate run over HTTP for its profile, resources and GPUs, and who holds what.\n\n" +
 			"Example: virgate status --addr localhost:9400",
-		Flags: []cli.Flag{
-			&cli.StringFlag{
-				Name:  "addr",
-				Value: "localhost:9400",
-				Usage: "the HTTP address of the running Virgate, on loopback with the port of its --listen",
-			},
-			command.OutputFlag("table"),
-		},
+		Flags: append(flagTable.Of(nil, "addr"), command.OutputFlag()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			address, err := dialAddress(cmd.String("addr"))
 			if err != nil {
@@ -46,7 +39,11 @@ func statusCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return show(cmd, json.RawMessage(answer), func(out *text) { out.status(status) })
+			var resources []string
+			for _, resource := range status.Resources {
+				resources = append(resources, resource.Name)
+			}
+			return show(cmd, json.RawMessage(answer), resources, func(out *text) { out.status(status) })
 		},
 	}
 }

@@ -18,7 +18,6 @@ import (
 )
 
 func uninstallCommand(environment environment) *cli.Command {
-	kubeconfig, _ := environment("KUBECONFIG")
 	return &cli.Command{
 		Name:  "uninstall",
 		Usage: "takes away what a Virgate that has ended left on Nodes, and on this machine",
@@ -28,36 +27,7 @@ func uninstallCommand(environment environment) *cli.Command {
 			"The kubelet keeps a resource for five minutes after Virgate's end, and puts back what is removed\n" +
 			"before: --wait 6m looks again until then. Running it twice does no harm.\n\n" +
 			"Example: virgate uninstall --kubeconfig ~/.kube/config --all --wait 6m",
-		Flags: append(pluginDirFlags(environment),
-			&cli.StringSliceFlag{Name: "node", Usage: "this Node; may be repeated"},
-			&cli.BoolFlag{Name: "all", Usage: "all Nodes of the cluster"},
-			&cli.StringFlag{
-				Name:  "kubeconfig",
-				Value: kubeconfig,
-				Usage: "how to reach the API server; without it as a pod does [$KUBECONFIG]",
-			},
-			&cli.StringFlag{
-				Name:  "domain",
-				Value: "nvidia.com",
-				Usage: "the domain of the resources, the part before the /",
-			},
-			&cli.BoolFlag{
-				Name: "host",
-				Usage: "also what lies on this machine: state, lock and sockets in the device-plugins directory, CDI " +
-					"specs, and the file of feature labels. Not while a Virgate serves it",
-			},
-			&cli.StringFlag{
-				Name:  "cdi-dir",
-				Value: "/var/run/cdi",
-				Usage: "where --host looks for CDI specs",
-			},
-			&cli.StringFlag{
-				Name:  "feature-file",
-				Value: featureFile,
-				Usage: "the file of feature labels that --host removes",
-			},
-			&cli.DurationFlag{Name: "wait", Usage: "how long to look every 10 s whether there is more to take away"},
-		),
+		Flags:  flagTable.Of(environment, "[kubelet]", "[uninstall]", "kubeconfig"),
 		Action: uninstall,
 	}
 }

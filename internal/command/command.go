@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"regexp"
@@ -31,7 +32,7 @@ func Main(
 	for _, template := range []*string{&cli.CommandHelpTemplate, &cli.SubcommandHelpTemplate} {
 		*template = helpWords.Replace(*template)
 	}
-	return run(ctx, os.Args, os.LookupEnv, os.Stdout, os.Stderr)
+	return run(ctx, os.Args, os.LookupEnv, onTerminal(os.Stdout, os.LookupEnv), os.Stderr)
 }
 
 // helpWords changes the library's help of a command: it omits the command's group in the program's
@@ -195,8 +196,8 @@ func unknownCommand(cmd *cli.Command, what, front, word string) error {
 		known = append(known, child.Name)
 	}
 	// With them among the known, the nearest of the others is not suggested.
-	for word := range cmd.Metadata {
-		known = append(known, word)
+	if !slices.ContainsFunc(known, func(command string) bool { return strings.HasPrefix(command, word) }) {
+		known = slices.AppendSeq(known, maps.Keys(cmd.Metadata))
 	}
 	near := meant(word, known, name)
 	switch {

@@ -2,46 +2,119 @@ package command
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"slices"
+	"os"
+	"regexp"
 	"strings"
 	"text/tabwriter"
 
 	"github.com/urfave/cli/v3"
+	"golang.org/x/term"
+	"sigs.k8s.io/yaml"
 
 	"github.com/virgate/virgate/internal/status"
 )
 
-// OutputFlag chooses between JSON and the formats for people; the first of these is the default.
-func OutputFlag(people ...string) cli.Flag {
-	check := func(_ context.Context, _ *cli.Command, output string) error {
-		if !slices.Contains(people, output) && output != "json" {
-			return usageError{fmt.Errorf("--output %q is neither %s nor json", output, strings.Join(people, " nor "))}
-		}
-		return nil
-	}
-	return &cli.StringFlag{
-		Name:    "output",
-		Aliases: []string{"o"},
-		Value:   people[0],
-		Usage:   strings.Join(people, ", ") + " or json",
-		Action:  check,
-	}
+// OutputFlag returns the flag that says how Show prints.
+func OutputFlag() cli.Flag {
+	return Flag{
+		Names:   []string{"output", "o"},
+		Kind:    KindText,
+		Choices: []string{"table", "wide", "json", "yaml", "name"},
+		Former:  "text",
+		Value:   "table",
+		Usage:   "table, wide, json, yaml or name",
+	}.New(nil)
 }
 
-// Show prints the value with --output json, and otherwise the text without control characters.
-func Show(cmd *cli.Command, value any, text func() string) error {
-	if cmd.String("output") != "json" {
-		_, err := io.WriteString(cmd.Root().Writer, status.Plain(text()))
-		return err
+// Wide reports whether --output asks for all columns.
+func Wide(cmd *cli.Command) bool { return cmd.String("output") == "wide" }
+
+// ForPeople reports whether --output asks for text.
+func ForPeople(cmd *cli.Command) bool {
+	switch cmd.String("output") {
+	case "json", "yaml", "name":
+		return false
 	}
-	encoder := json.NewEncoder(cmd.Root().Writer)
-	encoder.SetIndent("", "  ")
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(value)
+	return true
+}
+
+// Show prints what a command found, as --output says: the value as JSON or YAML, the names of its parts,
+// or the text. The text may have control characters, for example in the names of pods; it is printed
+// without them.
+func Show(cmd *cli.Command, value any, names []string, text func() string) error {
+	out := cmd.Root().Writer
+	switch output := cmd.String("output"); output {
+	case "json", "yaml":
+		var data bytes.Buffer
+		encoder := json.NewEncoder(&data)
+		encoder.SetIndent("", "  ")
+		encoder.SetEscapeHTML(false)
+		err := encoder.Encode(value)
+		if err != nil {
+			return err
+		}
+		answer := data.Bytes()
+		if output == "yaml" {
+			answer, err = yaml.JSONToYAML(answer)
+			if err != nil {
+				return err
+			}
+		}
+		_, err = out.Write(answer)
+		return err
+	case "name":
+		var lines Text
+		for _, name := range names {
+			lines.Line("%s", name)
+		}
+		text = lines.String
+	}
+	plain := status.Plain(text())
+	if terminal, ok := out.(Terminal); ok && terminal.Colours && ForPeople(cmd) {
+		plain = Paint(plain)
+	}
+	_, err := io.WriteString(out, plain)
+	return err
+}
+
+// Terminal is an output that moves its cursor, and that a person looks at.
+type Terminal struct {
+	*os.File
+	// Colours is false if they are turned off (no-color.org).
+	Colours bool
+}
+
+// onTerminal returns the file as a Terminal if it is one.
+func onTerminal(file *os.File, environment Environment) io.Writer {
+	kind, _ := environment("TERM")
+	if kind == "dumb" || !term.IsTerminal(int(file.Fd())) {
+		return file
+	}
+	off, _ := environment("NO_COLOR")
+	return Terminal{file, off == ""}
+}
+
+// states are the words of a state that is bad, or in which something waits, as words of their own: names
+// may have them in the middle.
+var states = regexp.MustCompile(`(?m)(^|\s)(?:` +
+	`([Uu]nhealthy|suspect|rejected|refused|failed|stopped|not ready|not read|status not read|nothing heard|` +
+	`NotRegistered|GPUsNotRead|GPUsNotListed|NoProfile)|` +
+	`(held|pending|switching|blocked|reset-required|recovering|waiting|waits|starting|stopping|paused|undoing|released)` +
+	`)($|[\s:;,.)])`)
+
+// Paint colours the states in the text: bad ones red, those in which something waits yellow.
+func Paint(text string) string {
+	return states.ReplaceAllStringFunc(text, func(found string) string {
+		parts := states.FindStringSubmatch(found)
+		colour, word := "\x1b[31m", parts[2]
+		if word == "" {
+			colour, word = "\x1b[33m", parts[3]
+		}
+		return parts[1] + colour + word + "\x1b[0m" + parts[4]
+	})
 }
 
 // Text is the output for people. It is complete before it is printed, so that writing it cannot

@@ -71,11 +71,16 @@ func (p *helpTexts) helpOf(t *testing.T, program string, words ...string) string
 	if text, asked := p.help[key]; asked {
 		return text
 	}
-	output, err := exec.Command(filepath.Join(p.folder, program), append(slices.Clone(words), "--help")...).Output()
-	if err != nil {
-		t.Fatalf("%s: %v", key, err)
+	for _, flag := range []string{"--help", "--help-all"} {
+		output, err := exec.Command(filepath.Join(p.folder, program), append(slices.Clone(words), flag)...).Output()
+		if err != nil {
+			t.Fatalf("%s: %v", key, err)
+		}
+		p.help[key] = string(output)
+		if !strings.Contains(p.help[key], "--help-all shows") {
+			break
+		}
 	}
-	p.help[key] = string(output)
 	return p.help[key]
 }
 

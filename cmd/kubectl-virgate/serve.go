@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -51,19 +50,15 @@ func serveAlone(cmd *cli.Command) error {
 
 // serveCluster serves the cluster as a page until ctx ends.
 func serveCluster(ctx context.Context, notes io.Writer, address string, watcher *cluster.Watcher) error {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	if err != nil {
-		return fmt.Errorf("--serve: %w", err)
-	}
-	if bound, ok := listener.Addr().(*net.TCPAddr); !ok || !bound.IP.IsLoopback() {
-		_ = listener.Close()
-		return fmt.Errorf("--serve: %q is %s here, which is no loopback address", address, listener.Addr())
-	}
-	// Other users of this machine may connect, too.
-	secret := rand.Text()
-	_, _ = fmt.Fprintf(notes, "The page is at http://%s/%s/\n", listener.Addr(), secret)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return watcher.Run(ctx) })
-	group.Go(func() error { return cluster.NewPage(watcher.Latest).Serve(ctx, listener, secret) })
+	group.Go(func() error {
+		err := cluster.NewPage(watcher.Latest).Serve(ctx, address,
+			func(url string) { _, _ = fmt.Fprintf(notes, "The page is at %s\n", url) })
+		if err != nil {
+			return fmt.Errorf("--serve: %w", err)
+		}
+		return nil
+	})
 	return group.Wait()
 }

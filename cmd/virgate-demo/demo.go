@@ -172,7 +172,7 @@ func demo(
 				}
 			}
 			s.say("\nServing on http://%s (/status, /metrics, /plan, /readyz). Ctrl-C ends it.", listen)
-			<-ctx.Done()
+			return s.serveCluster(ctx, listen)
 		}
 		return nil
 	})

@@ -67,6 +67,9 @@ func play(ctx context.Context, cmd *cli.Command) error {
 		// Try the address first, so that one in use is reported before the first step.
 		listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", listen)
 		if err == nil {
+			if _, port, _ := net.SplitHostPort(listen); port == "0" {
+				listen = listener.Addr().String() // The page of the cluster needs to know the port.
+			}
 			err = listener.Close()
 		}
 		if err != nil {

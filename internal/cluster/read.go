@@ -30,9 +30,9 @@ import (
 )
 
 const (
-	// page is the number of objects per list request. With resourceVersion=0 the API server would
+	// listLimit is the number of objects per list request. With resourceVersion=0 the API server would
 	// ignore the limit and send 30,000 pods at once, some 100 MB.
-	page = 500
+	listLimit = 500
 	// atOnce is how many status pages are requested at once. A request without an answer after
 	// patience gives its place to another node, for up to late such requests. So slow nodes do not
 	// hold up the others.
@@ -148,7 +148,7 @@ func (c *Client) list(ctx context.Context, namespace, resource string, selectors
 	metav1.ListInterface
 }, keep func(),
 ) error {
-	for selectors.Limit = page; ; selectors.Continue = into.GetContinue() {
+	for selectors.Limit = listLimit; ; selectors.Continue = into.GetContinue() {
 		into.SetContinue("")
 		c.Lists.Add(1)
 		request := c.core.Get().NamespaceIfScoped(namespace,

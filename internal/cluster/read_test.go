@@ -366,13 +366,13 @@ func TestWrongAnswers(t *testing.T) {
 // TestPages: lists come in pages, of which nothing is left out.
 func TestPages(t *testing.T) {
 	a := &api{noForward: true}
-	a.fill(page + 1)
+	a.fill(listLimit + 1)
 	client := a.start(t)
 	s, err := client.Read(t.Context(), options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(s.Nodes) != page+1 || len(s.Pods) != 2*(page+1) {
+	if len(s.Nodes) != listLimit+1 || len(s.Pods) != 2*(listLimit+1) {
 		t.Errorf("%d nodes, %d pods", len(s.Nodes), len(s.Pods))
 	}
 	if a.asked("nodes") != 2 || a.asked("pods") != 3 || client.Lists.Load() != 6 {

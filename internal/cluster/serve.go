@@ -1,17 +1,13 @@
 package cluster
 
 import (
-	"bytes"
 	"cmp"
-	"compress/gzip"
 	"context"
+	"crypto/rand"
 	"crypto/subtle"
 	"embed"
 	"encoding/json"
 	"fmt"
-	"hash/fnv"
-	"html/template"
-	"io"
 	"maps"
 	"net"
 	"net/http"
@@ -23,27 +19,19 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
-	"github.com/virgate/virgate/internal/status"
-	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/internal/page"
 )
 
-//go:embed serve.html serve.css serve.js
-var serveFiles embed.FS
+//go:embed cluster.html cluster.js
+var files embed.FS
 
 const (
-	// boardWidth is the width of a GPU's drawing, divisible by 4 and 8 slots. With more than
-	// maxLines shares, the lines between them are omitted.
-	boardWidth, maxLines = 96, 16
-	// hueStep is the least difference between the colours of two namespaces, in degrees; some share
-	// a colour.
-	hueStep = 15
+	// boardWidth is the width of a GPU's drawing, divisible by 4 and 8 slots.
+	boardWidth = 96
 	// maxGone limits how many deleted nodes are remembered for open pages.
 	maxGone = 1000
 	// maxAnswers limits the requests answered at a time; others get 503.
 	maxAnswers = 16
-	// servePolicy forbids the browser everything except the page's own files.
-	servePolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src " +
-		"'self'; script-src 'self'; connect-src 'self'"
 )
 
 // Page shows the cluster in a browser: nodes as tiles with their GPUs, and a page per node. It only
@@ -51,13 +39,14 @@ const (
 // there is one place that escapes text from outside.
 type Page struct {
 	latest    func() (*Snapshot, <-chan struct{})
-	templates *template.Template
-	answers   chan struct{}
+	templates page.Templates
 
 	// mutex guards the fields below.
 	mutex    sync.Mutex
 	snapshot *Snapshot
 	view     View
+	// colours keep a namespace's colour as long as the page is served.
+	colours page.Colours
 	// version counts snapshots from the start time on, so that versions of an earlier process are
 	// not taken for this one's. Changes since oldest are known.
 	version, oldest int64
@@ -81,32 +70,30 @@ type goneNode struct {
 
 // NewPage returns a page of the snapshots that latest returns; pass Watcher.Latest.
 func NewPage(latest func() (*Snapshot, <-chan struct{})) *Page {
-	p := &Page{
-		latest:  latest,
-		answers: make(chan struct{}, maxAnswers),
-		tiles:   map[string]*tile{},
-		version: time.Now().UnixMilli(),
+	text, _ := files.ReadFile("cluster.html")
+	return &Page{
+		latest:    latest,
+		templates: page.NewTemplates(string(text)),
+		colours:   page.Colours{},
+		tiles:     map[string]*tile{},
+		version:   time.Now().UnixMilli(),
 	}
-	p.templates = template.Must(template.New("").Funcs(template.FuncMap{
-		"clock":   func(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05") + " UTC" },
-		"count":   countText,
-		"percent": status.PercentText,
-		"bytes":   status.BytesText,
-		"colour":  stateColour,
-	}).ParseFS(serveFiles, "serve.html"))
-	return p
 }
 
-// Serve answers below /secret/ on the listener, whose address must be loopback, until ctx ends.
-func (p *Page) Serve(ctx context.Context, listener net.Listener, secret string) error {
-	server := &http.Server{
-		Handler:           p.Handler(secret),
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      time.Minute,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
+// Serve answers at the address, which must be a loopback address, until ctx ends. It tells the page's
+// URL, which has a secret, because other users of this machine may connect, too.
+func (p *Page) Serve(ctx context.Context, address string, tell func(url string)) error {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
 	}
+	if bound, ok := listener.Addr().(*net.TCPAddr); !ok || !bound.IP.IsLoopback() {
+		_ = listener.Close()
+		return fmt.Errorf("%q is %s here, which is no loopback address", address, listener.Addr())
+	}
+	secret := rand.Text()
+	tell(fmt.Sprintf("http://%s/%s/", listener.Addr(), secret))
+	server := page.NewServer(p.Handler(secret))
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	if err := server.Serve(listener); ctx.Err() == nil {
 		return err
@@ -114,9 +101,8 @@ func (p *Page) Serve(ctx context.Context, listener net.Listener, secret string) 
 	return nil
 }
 
-// Handler answers GET and HEAD requests below /secret/, which other users of this machine do not
-// know. It requires a request for localhost or a loopback address. Otherwise a site whose name points
-// there could guess at this page (DNS rebinding).
+// Handler answers GET and HEAD requests for localhost or a loopback address below /secret/, which other
+// users of this machine do not know.
 func (p *Page) Handler(secret string) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{$}", p.showAll)
@@ -125,70 +111,21 @@ func (p *Page) Handler(secret string) http.Handler {
 	mux.HandleFunc("GET /api/v1/cluster", p.showJSON)
 	mux.HandleFunc("GET /favicon.ico",
 		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	for name, kind := range map[string]string{
-		"serve.css": "text/css; charset=utf-8",
-		"serve.js":  "text/javascript; charset=utf-8",
-	} {
-		mux.HandleFunc("GET /"+name, func(w http.ResponseWriter, r *http.Request) {
-			data, _ := serveFiles.ReadFile(name)
-			w.Header().Set("Content-Type", kind)
-			send(w, r, data)
-		})
-	}
-	known := http.StripPrefix("/"+secret, mux)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		for name, value := range map[string]string{
-			"Content-Security-Policy":      servePolicy,
-			"X-Content-Type-Options":       "nosniff",
-			"Referrer-Policy":              "no-referrer",
-			"Cross-Origin-Resource-Policy": "same-origin",
-			"Cache-Control":                "no-store",
-		} {
-			w.Header().Set(name, value)
-		}
-		if !isLoopback(r.Host) {
+	page.ServeFiles(mux)
+	page.ServeFile(mux, files, "cluster.js", "text/javascript")
+	known := page.Limited(maxAnswers, http.StripPrefix("/"+secret, mux))
+	return page.Secured(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !page.IsLoopback(r.Host) {
 			http.Error(w, "this address answers for localhost only", http.StatusMisdirectedRequest)
 			return
 		}
 		given, _, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
 		if subtle.ConstantTimeCompare([]byte(given), []byte(secret)) != 1 {
-			http.Error(w, "open the whole address that kubectl virgate --serve has printed", http.StatusForbidden)
+			http.Error(w, "open the whole address that was printed", http.StatusForbidden)
 			return
 		}
-		select {
-		case p.answers <- struct{}{}:
-			defer func() { <-p.answers }()
-			known.ServeHTTP(w, r)
-		default:
-			w.Header().Set("Retry-After", "1")
-			http.Error(w, "too many requests at a time", http.StatusServiceUnavailable)
-		}
-	})
-}
-
-func isLoopback(host string) bool {
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	ip := net.ParseIP(strings.Trim(host, "[]"))
-	return host == "localhost" || ip != nil && ip.IsLoopback()
-}
-
-// send writes the parts, compressed if the browser accepts it.
-func send(w http.ResponseWriter, r *http.Request, parts ...[]byte) {
-	w.Header().Set("Vary", "Accept-Encoding")
-	var out io.Writer = w
-	if strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-		w.Header().Set("Content-Encoding", "gzip")
-		packed, _ := gzip.NewWriterLevel(w, gzip.BestSpeed)
-		defer func() { _ = packed.Close() }()
-		out = packed
-	}
-	for _, part := range parts {
-		if _, err := out.Write(part); err != nil {
-			return
-		}
-	}
+		known.ServeHTTP(w, r)
+	}))
 }
 
 // update fetches the latest snapshot and redraws what has changed. The caller holds the mutex.
@@ -202,7 +139,7 @@ func (p *Page) update() {
 	if snapshot != nil {
 		p.view = NewView(*snapshot)
 	}
-	p.head = p.draw("head", newHeadView(p.view, p.version, snapshot != nil))
+	p.head = p.templates.Draw("head", newHeadView(p.view, p.version, snapshot != nil, p.colours))
 	if p.oldest == 0 {
 		p.oldest = p.version
 	}
@@ -215,11 +152,14 @@ func (p *Page) update() {
 	for _, node := range p.view.Nodes {
 		delete(left, node.Name)
 		node.Heartbeat = nil
+		if snapshot.Statuses[node.Name].Page == nil {
+			node.Unread = cmp.Or(node.Unread, snapshot.StatusUnread)
+		}
 		old := p.tiles[node.Name]
 		if old != nil && reflect.DeepEqual(old.node, node) && reflect.DeepEqual(old.gpus, gpus[node.Name]) {
 			continue
 		}
-		html := p.draw("tile", newTileView(node, gpus[node.Name]))
+		html := p.templates.Draw("tile", newTileView(node, gpus[node.Name], p.colours))
 		p.tiles[node.Name] = &tile{node, gpus[node.Name], html, p.version}
 	}
 	for name := range left {
@@ -230,15 +170,6 @@ func (p *Page) update() {
 		p.oldest = p.gone[more-1].version
 		p.gone = slices.Clone(p.gone[more:])
 	}
-}
-
-// draw executes a template, and removes characters that a browser would interpret instead of show.
-func (p *Page) draw(name string, data any) []byte {
-	var buffer bytes.Buffer
-	if err := p.templates.ExecuteTemplate(&buffer, name, data); err != nil {
-		return []byte(template.HTMLEscapeString(err.Error()))
-	}
-	return []byte(status.Plain(buffer.String()))
 }
 
 // since returns the tiles that have changed after that version, and marks for deleted nodes. If
@@ -252,7 +183,7 @@ func (p *Page) since(version int64) (parts [][]byte, whole bool) {
 	}
 	for _, gone := range p.gone {
 		if !whole && gone.version > version {
-			parts = append(parts, p.draw("gone", gone.name))
+			parts = append(parts, p.templates.Draw("gone", gone.name))
 		}
 	}
 	return parts, whole
@@ -262,11 +193,10 @@ func (p *Page) showAll(w http.ResponseWriter, r *http.Request) {
 	p.mutex.Lock()
 	p.update()
 	parts, _ := p.since(-1)
-	parts = append([][]byte{p.draw("top", nil), p.head, p.draw("middle", nil)}, parts...)
-	parts = append(parts, p.draw("bottom", nil))
+	parts = append([][]byte{p.templates.Draw("top", nil), p.head, p.templates.Draw("middle", nil)}, parts...)
+	parts = append(parts, p.templates.Draw("bottom", nil))
 	p.mutex.Unlock()
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	send(w, r, parts...)
+	page.SendHTML(w, r, parts...)
 }
 
 // showTiles answers with what has changed since the page's version, or 204.
@@ -286,9 +216,8 @@ func (p *Page) showTiles(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNoContent)
 		return
 	}
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.Header().Set("Virgate-Whole", strconv.FormatBool(whole))
-	send(w, r, parts...)
+	page.SendHTML(w, r, parts...)
 }
 
 // showJSON answers with the whole View, for programs.
@@ -314,7 +243,7 @@ func (p *Page) showJSON(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
-	send(w, r, data)
+	page.Send(w, r, data)
 }
 
 // nodePage is a node's own page.
@@ -323,36 +252,52 @@ type nodePage struct {
 	Notes []string
 	Node  NodeView
 	Tile  tileView
-	GPUs  []GPUView
+	// Status is its status page; nil if that was not read. Then GPUs are what is known from elsewhere.
+	Status *page.Node
+	GPUs   []GPUView
 	// Virgate is its pod on the node, with its port.
 	Virgate Pod
 }
 
 func (p *Page) showNode(w http.ResponseWriter, r *http.Request) {
-	p.mutex.Lock()
-	p.update()
-	view, snapshot := p.view, p.snapshot
-	p.mutex.Unlock()
-	page := nodePage{At: view.At, Notes: view.Notes}
-	i := slices.IndexFunc(view.Nodes, func(n NodeView) bool { return n.Name == r.PathValue("name") })
-	if i < 0 {
+	node, known := p.nodePage(r.PathValue("name"))
+	if !known {
 		http.Error(w, "there is no such node here", http.StatusNotFound)
 		return
 	}
-	page.Node = view.Nodes[i]
-	for _, gpu := range view.GPUs {
-		if gpu.Node == page.Node.Name {
-			page.GPUs = append(page.GPUs, gpu)
+	page.SendHTML(w, r, p.templates.Draw("cluster-node", node))
+}
+
+func (p *Page) nodePage(name string) (n nodePage, known bool) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.update()
+	i := slices.IndexFunc(p.view.Nodes, func(n NodeView) bool { return n.Name == name })
+	if i < 0 {
+		return nodePage{}, false
+	}
+	n = nodePage{
+		At:    p.view.At,
+		Notes: p.view.Notes,
+		Node:  p.view.Nodes[i],
+	}
+	for _, gpu := range p.view.GPUs {
+		if gpu.Node == name {
+			n.GPUs = append(n.GPUs, gpu)
 		}
 	}
-	for _, pod := range snapshot.Pods {
-		if pod.Node == page.Node.Name && pod.StatusPort > 0 {
-			page.Virgate = pod
+	for _, pod := range p.snapshot.Pods {
+		if pod.Node == name && pod.StatusPort > 0 {
+			n.Virgate = pod
 		}
 	}
-	page.Tile = newTileView(page.Node, page.GPUs)
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	send(w, r, p.draw("node", page))
+	n.Tile = newTileView(n.Node, n.GPUs, p.colours)
+	if s := p.snapshot.Statuses[name].Page; s != nil {
+		node := page.NewNode(*s, n.At, p.colours)
+		node.Node = name
+		n.Status = &node
+	}
+	return n, true
 }
 
 // headView is the page's summary of all nodes.
@@ -363,20 +308,28 @@ type headView struct {
 	Totals  []ResourceView
 	// States counts the nodes of each filter.
 	States map[string]int
+	Legend []page.Colour
 }
 
 // newHeadView is pure.
-func newHeadView(view View, version int64, ready bool) headView {
+func newHeadView(view View, version int64, ready bool, colours page.Colours) headView {
 	head := headView{
 		View:    view,
 		Version: version,
 		Ready:   ready,
 		States:  map[string]int{},
 	}
+	used := page.Colours{}
+	for _, tenant := range view.Tenants {
+		if tenant.Units > 0 {
+			used[tenant.Namespace] = colours.Of(tenant.Namespace)
+		}
+	}
+	head.Legend = used.Legend()
 	totals := map[string]*ResourceView{}
 	unhealthy := map[string]bool{}
 	for _, gpu := range view.GPUs {
-		unhealthy[gpu.Node] = unhealthy[gpu.Node] || mark(gpu) != ""
+		unhealthy[gpu.Node] = unhealthy[gpu.Node] || page.Mark(gpu.Health) != ""
 	}
 	for _, node := range view.Nodes {
 		for _, state := range filters(node, unhealthy[node.Name]) {
@@ -423,6 +376,19 @@ func filters(n NodeView, unhealthyGPU bool) (states []string) {
 	return states
 }
 
+// edge returns the class of a node's colour; "" if its state is not known.
+func edge(state nodereport.ProfileState, states []string) string {
+	switch {
+	case slices.Contains(states, "unhealthy"), slices.Contains(states, "rejected"):
+		return "bad-edge"
+	case slices.Contains(states, "pending"):
+		return "warn-edge"
+	case state == nodereport.ProfileApplied:
+		return "good-edge"
+	}
+	return ""
+}
+
 // tileView is a node as the page draws it.
 type tileView struct {
 	NodeView
@@ -430,36 +396,17 @@ type tileView struct {
 	Profile string
 	// States and Find are what the filters match.
 	States, Find string
-	Boards       []board
+	Boards       []page.Board
+	// Edge is the class of its colour, by the worst of its states.
+	Edge string
 }
 
-// board is the drawing of a GPU, boardWidth wide: a box per partition, or one for the whole GPU.
-type board struct {
-	Label string
-	Boxes []box
-}
-
-// box is a GPU or partition, with lines between its shares and a bar for each holder.
-type box struct {
-	X, Width float64
-	// Text names it and its use, Mark is a sign for bad health.
-	Text, Mark string
-	Bars       []bar
-	Lines      []float64
-}
-
-// MarkX is the middle of the box.
-func (b box) MarkX() float64 { return b.X + b.Width/2 }
-
-type bar struct {
-	X, Width float64
-	Text     string
-	Hue      uint32
-}
-
-// newTileView is pure.
-func newTileView(n NodeView, gpus []GPUView) tileView {
+// newTileView is pure, except that it adds namespaces to the colours.
+func newTileView(n NodeView, gpus []GPUView, colours page.Colours) tileView {
 	v := tileView{NodeView: n, Profile: cmp.Or(n.Applied.Name, n.Applied.Generation)}
+	if v.Unread == notYet {
+		v.Unread = ""
+	}
 	find := map[string]bool{
 		n.Name:          true,
 		n.Wanted:        true,
@@ -475,79 +422,45 @@ func newTileView(n NodeView, gpus []GPUView) tileView {
 	}
 	unhealthy, last := false, "none"
 	for _, gpu := range gpus {
-		unhealthy = unhealthy || mark(gpu) != ""
+		unhealthy = unhealthy || page.Mark(gpu.Health) != ""
 		find[gpu.Profile] = true
 		parent, _, _ := strings.Cut(gpu.Index, ":")
 		if gpu.Placement == nil || parent != last {
-			v.Boards = append(v.Boards, board{Label: parent})
+			v.Boards = append(v.Boards, page.Board{Label: parent, Width: boardWidth})
 		}
 		last = parent
-		of := &v.Boards[len(v.Boards)-1]
-		of.Boxes = append(of.Boxes, newBox(gpu))
+		v.Boards[len(v.Boards)-1].Add(unitOf(gpu), colours)
 		for _, h := range gpu.Holders {
 			find[h.String()] = true
 		}
 	}
 	delete(find, "")
 	v.Find = strings.ToLower(strings.Join(slices.Sorted(maps.Keys(find)), "\n"))
-	v.States = strings.Join(filters(n, unhealthy), " ")
+	states := filters(n, unhealthy)
+	v.States = strings.Join(states, " ")
+	v.Edge = edge(n.State, states)
 	return v
 }
 
-func newBox(gpu GPUView) box {
-	b := box{Width: boardWidth, Mark: mark(gpu)}
-	if p := gpu.Placement; p != nil && gpu.Slots > 0 {
-		slot := float64(boardWidth) / float64(gpu.Slots)
-		b.X, b.Width = float64(p.Start)*slot, float64(p.Size)*slot
+func unitOf(gpu GPUView) page.Unit {
+	u := page.Unit{
+		Index:     cmp.Or(gpu.Index, gpu.ID),
+		Model:     gpu.Model,
+		Profile:   gpu.Profile,
+		Resource:  gpu.Resource,
+		Placement: gpu.Placement,
+		Slots:     gpu.Slots,
+		Replicas:  gpu.Replicas,
+		Held:      gpu.Held,
+		Health:    gpu.Health,
+		Reason:    gpu.Reason,
 	}
-	shares := max(gpu.Replicas, gpu.Held, 1)
-	share := b.Width / float64(shares)
-	b.Text = strings.Join(strings.Fields(fmt.Sprintf("GPU %s %s %s: %s, %d of %d held %s %s",
-		cmp.Or(gpu.Index, gpu.ID), gpu.Model, gpu.Profile, cmp.Or(gpu.Resource, "not offered"), gpu.Held, shares,
-		gpu.Health, gpu.Reason)), " ")
-	at := b.X
 	for _, h := range gpu.Holders {
-		hash := fnv.New32a()
-		_, _ = hash.Write([]byte(h.Namespace))
-		width := min(share*float64(h.Devices), b.X+b.Width-at)
-		b.Bars = append(b.Bars, bar{
-			at, max(0, width), fmt.Sprintf("%s: %d of %d shares of GPU %s", h, h.Devices, shares,
-				cmp.Or(gpu.Index, gpu.ID)), hash.Sum32() % (360 / hueStep) * hueStep,
+		u.Shares = append(u.Shares, page.Share{
+			Namespace: h.Namespace,
+			Pod:       h.Pod,
+			Devices:   h.Devices,
 		})
-		at += width
 	}
-	if shares <= maxLines {
-		for i := 1; i < shares; i++ {
-			b.Lines = append(b.Lines, b.X+float64(i)*share)
-		}
-	}
-	return b
-}
-
-// mark returns a sign for bad health, so that it is not shown by colour alone.
-func mark(gpu GPUView) string {
-	switch {
-	case strings.EqualFold(gpu.Health, string(sharing.Unhealthy)):
-		return "✕"
-	case gpu.Health == string(sharing.Suspect) || gpu.Health == string(sharing.Recovering):
-		return "!"
-	}
-	return ""
-}
-
-func stateColour(state nodereport.ProfileState) string {
-	switch state {
-	case nodereport.ProfileApplied:
-		return "good"
-	case nodereport.ProfileRejected:
-		return "bad"
-	}
-	return "warn"
-}
-
-func countText(n *int64) string {
-	if n == nil {
-		return "?"
-	}
-	return strconv.FormatInt(*n, 10)
+	return u
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"compress/gzip"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -12,8 +13,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/page"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -67,13 +71,13 @@ func nodes(names ...string) *Snapshot {
 func TestServeRefuses(t *testing.T) {
 	s := serve(t, nodes("n1"))
 	for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodDelete, http.MethodPatch} {
-		for _, path := range []string{"/", "/tiles?since=0", "/nodes/n1", "/api/v1/cluster", "/serve.js"} {
+		for _, path := range []string{"/", "/tiles?since=0", "/nodes/n1", "/api/v1/cluster", "/page.js", "/cluster.js"} {
 			if answer := s.ask(method, path); answer.StatusCode != http.StatusMethodNotAllowed {
 				t.Errorf("%s %s: %s", method, path, answer.Status)
 			}
 		}
 	}
-	for path, want := range map[string]int{"/nodes/n2": 404, "/x": 404, "/tiles": 400, "/tiles?since=x": 400, "/": 200, "/nodes/n1": 200, "/serve.css": 200} {
+	for path, want := range map[string]int{"/nodes/n2": 404, "/x": 404, "/tiles": 400, "/tiles?since=x": 400, "/": 200, "/nodes/n1": 200, "/page.css": 200, "/cluster.js": 200, "/cluster.html": 404} {
 		answer := s.ask(http.MethodHead, path)
 		if answer.StatusCode != want {
 			t.Errorf("%s: %s, want %d", path, answer.Status, want)
@@ -100,7 +104,7 @@ func TestServeRefuses(t *testing.T) {
 		{"localhost", "/api/v1/cluster", 403},
 		{"localhost", "//api/v1/cluster", 403},
 		{"localhost", "/nodes/n1", 403},
-		{"localhost", "/serve.js", 403},
+		{"localhost", "/cluster.js", 403},
 		{"localhost", "/secre/api/v1/cluster", 403},
 		{"localhost", "/secret2/api/v1/cluster", 403},
 		{"localhost", "/./secret/../api/v1/cluster", 403},
@@ -112,23 +116,6 @@ func TestServeRefuses(t *testing.T) {
 		s.handler.ServeHTTP(w, r)
 		if w.Code != test.want || w.Code != 200 && strings.Contains(w.Body.String(), "n1") {
 			t.Errorf("%s of %q: %d, want %d", test.path, test.host, w.Code, test.want)
-		}
-	}
-}
-
-// TestServeBusy: more requests than are answered at a time are told so.
-func TestServeBusy(t *testing.T) {
-	s := serve(t, nodes("n1"))
-	for range maxAnswers {
-		s.page.answers <- struct{}{}
-	}
-	if answer := s.ask(http.MethodGet, "/"); answer.StatusCode != http.StatusServiceUnavailable || answer.Header.Get("Retry-After") == "" {
-		t.Error(answer.Status)
-	}
-	<-s.page.answers
-	for range 2 {
-		if answer := s.ask(http.MethodGet, "/"); answer.StatusCode != http.StatusOK {
-			t.Error(answer.Status)
 		}
 	}
 }
@@ -180,7 +167,7 @@ func TestTiles(t *testing.T) {
 			names = "whole"
 		}
 		for _, name := range []string{"n1", "n2", "n3", "n4"} {
-			if strings.Contains(string(body), `<article class="tile" data-name="`+name+`"`) {
+			if strings.Contains(string(body), `" data-name="`+name+`"`) {
 				names += " " + name
 			}
 			if strings.Contains(string(body), `data-gone="`+name+`"`) {
@@ -256,8 +243,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// TestTileView: partitions lie at their placement, bars are as wide as what is held, and what is
-// unhealthy has a sign.
+// TestTileView: what the filters match, the boards and the colour of a node.
 func TestTileView(t *testing.T) {
 	gpus := []GPUView{
 		{Index: "0", ID: "a", Replicas: 4, Held: 3, Health: "healthy", Holders: []HolderView{{"x", "p", "c", 1}, {"y", "Q", "c", 2}}},
@@ -265,34 +251,74 @@ func TestTileView(t *testing.T) {
 		{Index: "1:1", ID: "c", Profile: "1g.5gb", Placement: &mig.Placement{Start: 0, Size: 1}, Slots: 8, Replicas: 1, Held: 1, Health: "suspect", Holders: []HolderView{{"x", "r", "c", 1}}},
 		{Index: "2", ID: "d", Replicas: 100, Held: 0, Health: "Healthy"},
 	}
-	got := newTileView(NodeView{Name: "n", State: "pending", Resources: []ResourceView{{"r", 3, 0, new(int64(1)), new(int64(2))}}}, gpus)
-	if got.States != "unhealthy pending free" || !strings.Contains(got.Find, "y/q") {
-		t.Errorf("states %q, find %q", got.States, got.Find)
+	got := newTileView(NodeView{Name: "n", State: "pending", Resources: []ResourceView{{"r", 3, 0, new(int64(1)), new(int64(2))}}}, gpus, page.Colours{})
+	if got.States != "unhealthy pending free" || got.Edge != "bad-edge" || !strings.Contains(got.Find, "y/q") {
+		t.Errorf("states %q, edge %q, find %q", got.States, got.Edge, got.Find)
 	}
-	type seen struct {
-		Label string
-		Boxes [][]float64
-		Marks string
-	}
-	var boards []seen
+	var boards []string
 	for _, b := range got.Boards {
-		v := seen{Label: b.Label}
-		for _, box := range b.Boxes {
-			shape := []float64{box.X, box.Width, float64(len(box.Lines))}
-			for _, bar := range box.Bars {
-				shape = append(shape, bar.X, bar.Width)
-			}
-			v.Boxes, v.Marks = append(v.Boxes, shape), v.Marks+box.Mark
-		}
-		boards = append(boards, v)
+		boards = append(boards, fmt.Sprint(b.Label, " ", len(b.Boxes)))
 	}
-	want := []seen{
-		{"0", [][]float64{{0, 96, 3, 0, 24, 24, 48}}, ""},
-		{"1", [][]float64{{48, 48, 0}, {0, 12, 0, 0, 12}}, "✕!"},
-		{"2", [][]float64{{0, 96, 0}}, ""},
-	}
-	if diff := cmp.Diff(want, boards); diff != "" {
+	if diff := cmp.Diff([]string{"0 1", "1 2", "2 1"}, boards); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+	for _, test := range []struct{ state, problem, want string }{
+		{"applied", "", "good-edge"}, {"applied", "not ready", "bad-edge"}, {"rejected", "", "bad-edge"}, {"switching", "", "warn-edge"}, {"", "", ""},
+	} {
+		node := NodeView{Name: "n", State: nodereport.ProfileState(test.state), Problem: test.problem}
+		if got := newTileView(node, nil, page.Colours{}).Edge; got != test.want {
+			t.Errorf("%+v: %q", test, got)
+		}
+	}
+}
+
+// TestNotReadable: a node whose status page may not be read is no fault, and says so; before it was
+// asked, nothing is said.
+func TestNotReadable(t *testing.T) {
+	const refused = "you may not"
+	all := nodes("n1")
+	all.StatusUnread = refused
+	one := nodes("n1")
+	one.Statuses = map[string]Status{"n1": {Unread: refused}}
+	early := nodes("n1")
+	early.Statuses = map[string]Status{"n1": {Unread: notYet}}
+	for name, snapshot := range map[string]*Snapshot{"all": all, "one": one, "early": early} {
+		snapshot.Nodes[0].Allocatable = snapshot.Nodes[0].Capacity
+		s := serve(t, nil)
+		_ = s.text("/")
+		s.snapshot = snapshot
+		_, text, _ := strings.Cut(s.text("/"), "<main")
+		text, _, _ = strings.Cut(text, "</main>")
+		if says := strings.Contains(text, `<p class="soft">not readable: `+refused); says != (name != "early") || strings.Contains(text, "not read yet") {
+			t.Errorf("%s: %s", name, text)
+		}
+		if strings.Contains(strings.ReplaceAll(text, "badge", ""), "bad") || !strings.Contains(text, "good-edge") {
+			t.Errorf("%s is shown as a fault: %s", name, text)
+		}
+	}
+}
+
+// TestNodePage: a node's page is the one that the node has itself, where it can be read.
+func TestNodePage(t *testing.T) {
+	snapshot := nodes("n1", "n2")
+	snapshot.Nodes[1].Capacity, snapshot.Pods = gpu(4), []Pod{pod("x", "p", "n2", "GPU-1::0")}
+	snapshot.Statuses = map[string]Status{"n1": {Page: &status.Status{HoldersKnown: true, Resources: []status.Resource{{Name: "r", Refused: map[plugin.RefusalReason]uint64{plugin.TooMany: 2}}}, GPUs: []status.GPU{{
+		UUID: "GPU-0", Model: "T4", Health: status.Health{State: sharing.Unhealthy, Reason: "XID 79"}, Units: []status.Unit{{ID: "GPU-0", Replicas: 2, Holders: []status.Holder{{Namespace: "team", Pod: "train", Devices: []string{"1"}}}}},
+	}}}}}
+	s := serve(t, snapshot)
+	for path, wanted := range map[string][]string{
+		"/nodes/n1": {"<h1>n1</h1>", "2 × more than one share", ">XID 79</a>", "team/<strong>train</strong>", "</svg> team</span>", `href="../page.css"`, `src="../page.js"`, `data-every="`},
+		"/nodes/n2": {"<h1>n2</h1>", "GPUs that pods hold", "x/<strong>p</strong>"},
+	} {
+		text := s.text(path)
+		for _, want := range wanted {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s lacks %q:\n%s", path, want, text)
+			}
+		}
+	}
+	if text := s.text("/"); !strings.Contains(text, "</svg> team</span>") || !strings.Contains(text, "</svg> x</span>") {
+		t.Errorf("no legend:\n%s", text)
 	}
 }
 
@@ -300,7 +326,7 @@ func TestTileView(t *testing.T) {
 func TestHead(t *testing.T) {
 	s := nodes("n1", "n2")
 	s.Nodes[1].State, s.Pods = "rejected", []Pod{pod("x", "p", "n1")}
-	head := newHeadView(NewView(*s), 1, true)
+	head := newHeadView(NewView(*s), 1, true, page.Colours{})
 	if diff := cmp.Diff([]ResourceView{{"nvidia.com/gpu", 6, 2, new(int64(1)), new(int64(5))}}, head.Totals); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -308,7 +334,7 @@ func TestHead(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	s.PodsUnread = "forbidden"
-	if head = newHeadView(NewView(*s), 1, true); head.Totals[0].Held != nil {
+	if head = newHeadView(NewView(*s), 1, true, page.Colours{}); head.Totals[0].Held != nil {
 		t.Error("who holds what is not known")
 	}
 }

@@ -300,11 +300,11 @@ func TestWhy(t *testing.T) {
 	}
 }
 
-// TestWhyReads: of more than one page of nodes, the one that has room is found, what other pods
+// TestWhyReads: of more than one listLimit of nodes, the one that has room is found, what other pods
 // have counts, and without the pods that is said.
 func TestWhyReads(t *testing.T) {
 	a := &api{}
-	a.fill(page + 1)
+	a.fill(listLimit + 1)
 	for i := range a.nodes {
 		for _, list := range []corev1.ResourceList{a.nodes[i].Status.Capacity, a.nodes[i].Status.Allocatable} {
 			list["pods"], list["cpu"] = resource.MustParse("110"), resource.MustParse("9")
@@ -316,7 +316,7 @@ func TestWhyReads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := fmt.Sprintf("a/p waits for 7 nvidia.com/gpu: pods hold too many on all nodes that have it: %d", page+1); answer.Verdict != want || len(answer.Groups) != 1 || len(answer.Groups[0].Holders) != page+1 {
+	if want := fmt.Sprintf("a/p waits for 7 nvidia.com/gpu: pods hold too many on all nodes that have it: %d", listLimit+1); answer.Verdict != want || len(answer.Groups) != 1 || len(answer.Groups[0].Holders) != listLimit+1 {
 		t.Errorf("%+v, want %s", answer.Verdict, want)
 	}
 	// One list finds the pod, two pages have the nodes, three the pods.

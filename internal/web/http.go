@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/page"
 	"github.com/virgate/virgate/internal/status"
 	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/sharing"
@@ -238,15 +239,8 @@ func (c *connections) follow(connection net.Conn, state http.ConnState) {
 
 // serve answers HTTP until ctx ends.
 func (s *Server) serve(ctx context.Context, listener net.Listener, handler http.Handler, config string) error {
-	server := &http.Server{
-		Handler:           handler,
-		ConnState:         new(connections).follow,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       time.Minute,
-		MaxHeaderBytes:    16 << 10,
-	}
+	server := page.NewServer(handler)
+	server.ConnState = new(connections).follow
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
 	defer func() { _ = listener.Close() }() // A bad web configuration file leaves it open.
 	if config == "" {
@@ -266,19 +260,7 @@ func probes(ready http.HandlerFunc) *http.ServeMux {
 // maxRequests is how many requests each path answers at a time; others get 503.
 const maxRequests = 8
 
-func limited(handler http.HandlerFunc) http.HandlerFunc {
-	underWay := make(chan struct{}, maxRequests)
-	return func(w http.ResponseWriter, r *http.Request) {
-		select {
-		case underWay <- struct{}{}:
-			defer func() { <-underWay }()
-			handler(w, r)
-		default:
-			w.Header().Set("Retry-After", "1")
-			http.Error(w, "too many requests at a time", http.StatusServiceUnavailable)
-		}
-	}
-}
+func limited(handler http.HandlerFunc) http.Handler { return page.Limited(maxRequests, handler) }
 
 // handler serves all paths on loopback, where kubectl port-forward connects after the API server has
 // authorized it. Every pod of the cluster may reach the other addresses, so they serve only probes and
@@ -313,16 +295,7 @@ const onlyLoopback = "only /metrics, /healthz and /readyz are served here; for t
 // (DNS rebinding).
 func byLoopback(r *http.Request) bool {
 	local, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
-	return ok && local.IP.IsLoopback() && isLoopback(r.RemoteAddr) && isLoopback(r.Host)
-}
-
-// isLoopback reports whether a host, with or without a port, is localhost or a loopback address.
-func isLoopback(host string) bool {
-	if name, _, err := net.SplitHostPort(host); err == nil {
-		host = name
-	}
-	ip := net.ParseIP(strings.Trim(host, "[]"))
-	return host == "localhost" || ip != nil && ip.IsLoopback()
+	return ok && local.IP.IsLoopback() && page.IsLoopback(r.RemoteAddr) && page.IsLoopback(r.Host)
 }
 
 func (s *Server) metrics() http.Handler {
@@ -342,12 +315,13 @@ func (s *Server) Handler() *http.ServeMux { return s.pages(s.metrics()) }
 
 func (s *Server) pages(metrics http.Handler) *http.ServeMux {
 	mux := probes(s.ready)
-	mux.HandleFunc("GET /plan", limited(s.showPlan))
-	mux.HandleFunc("GET /status", limited(s.showPage()))
+	mux.Handle("GET /plan", limited(s.showPlan))
+	mux.Handle("GET /status", page.Secured(limited(s.showPage())))
+	page.ServeFiles(mux)
 	mux.Handle("GET /{$}", http.RedirectHandler("/status", http.StatusFound))
-	mux.HandleFunc("GET /api/v1/status",
+	mux.Handle("GET /api/v1/status",
 		limited(func(w http.ResponseWriter, r *http.Request) { writeJSON(w, s.Node.Status(r.Context())) }))
-	mux.HandleFunc("GET /api/v1/forecast", s.showForecast())
+	mux.Handle("GET /api/v1/forecast", s.showForecast())
 	mux.Handle("GET /metrics", metrics)
 	if s.Profiling { // For go tool pprof, within the 30 s that an answer may take.
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -357,6 +331,16 @@ func (s *Server) pages(metrics http.Handler) *http.ServeMux {
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
 	return mux
+}
+
+// showPage shows the status to people.
+func (s *Server) showPage() http.HandlerFunc {
+	// Parsed at the first request, because parsing it earlier would delay the start.
+	templates := sync.OnceValue(func() page.Templates { return page.NewTemplates("") })
+	return func(w http.ResponseWriter, r *http.Request) {
+		node := page.NewNode(s.Node.Status(r.Context()), time.Now(), page.Colours{})
+		page.SendHTML(w, r, templates().Draw("page", node))
+	}
 }
 
 // ready answers 200 if every planned resource is registered and has its stream, and otherwise 503
@@ -398,7 +382,7 @@ const (
 	forecastPause   = 200 * time.Millisecond
 )
 
-func (s *Server) showForecast() http.HandlerFunc {
+func (s *Server) showForecast() http.Handler {
 	pace := rate.NewLimiter(rate.Every(forecastPause), 1)
 	return limited(func(w http.ResponseWriter, r *http.Request) {
 		label, value := r.URL.Query().Get("label"), r.URL.Query().Get("value")

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -30,7 +29,7 @@ func clusterOf(count, round int) *cluster.Snapshot {
 	for i := range count {
 		name := fmt.Sprintf("gpu-%04d", i)
 		node := cluster.Node{Name: name, Wanted: "inference", State: "applied", Applied: "inference", Generation: "3f9c", Capacity: map[string]int64{"nvidia.com/gpu": 32}, Allocatable: map[string]int64{"nvidia.com/gpu": 32}}
-		page := &status.Status{Node: name, Profile: status.Profile{
+		page := &status.Status{Node: name, Role: status.RoleServing, Ready: true, HoldersKnown: true, Profile: status.Profile{
 			State: nodereport.ProfileApplied, Wanted: nodereport.ProfileRef{Name: "inference"}, Applied: &nodereport.ProfileRef{Name: "inference", Generation: "3f9c"},
 		}, Resources: []status.Resource{{Name: "nvidia.com/gpu", Strategy: "time-slicing"}}}
 		requested := int64(0)
@@ -125,7 +124,7 @@ func clusterPage(t *testing.T, count int, watch bool) (address string) {
 			case <-r.Context().Done():
 			}
 			return
-		case "/secret/serve.js":
+		case "/secret/cluster.js":
 			r.Header.Del("Accept-Encoding")
 			defer func() {
 				if watch {
@@ -147,7 +146,7 @@ func TestClusterPage(t *testing.T) {
 		t.Run(strconv.Itoa(count), func(t *testing.T) {
 			b := browser{t, path, clusterPage(t, count, true), "/secret/"}
 			document, complaints := b.run("--dump-dom")
-			if got := strings.Count(document, `<article class="tile"`); got != count {
+			if got := strings.Count(document, `<article class="tile`); got != count {
 				t.Errorf("%d tiles", got)
 			}
 			if !strings.Contains(document, fmt.Sprintf(">%d of %d nodes</output>", count, count)) {
@@ -162,17 +161,13 @@ func TestClusterPage(t *testing.T) {
 			t.Logf("%d bytes, busy: %s", len(document), regexp.MustCompile(`data-busy="[^"]*"`).FindString(document))
 			b.address = clusterPage(t, count, false)
 			for _, look := range []struct{ name, path, size, scheme string }{
-				{"light", "/", "1400,1100", "1"}, {"dark", "/?group=profile", "1400,1100", "0"}, {"phone", "/", "500,1400", "1"}, {"node", "/nodes/gpu-0000", "1200,1000", "1"},
+				{"light", "/", "1400,1100", "1"}, {"dark", "/?group=profile", "1400,1100", "0"}, {"node", "/nodes/gpu-0000", "1200,1000", "1"},
 			} {
 				if count != 50 && look.name != "light" {
 					continue
 				}
-				folder := os.Getenv("SCREENSHOTS") // Keeps the pictures for a person to look at.
-				if folder == "" {
-					folder = t.TempDir()
-				}
 				b.page = "/secret" + look.path
-				picture := filepath.Join(folder, fmt.Sprintf("cluster-%d-%s.png", count, look.name))
+				picture := filepath.Join(screenshots(t), fmt.Sprintf("cluster-%d-%s.png", count, look.name))
 				b.run("--window-size="+look.size, "--blink-settings=preferredColorScheme="+look.scheme, "--screenshot="+picture)
 				if dark := isDark(t, picture); dark != (look.name == "dark") {
 					t.Errorf("%s: dark is %v", look.name, dark)
@@ -180,6 +175,12 @@ func TestClusterPage(t *testing.T) {
 			}
 		})
 	}
+	t.Run("narrow", func(t *testing.T) {
+		b := browser{t, path, clusterPage(t, 50, false), ""}
+		for name, page := range map[string]string{"all": "/secret/", "node": "/secret/nodes/gpu-0003", "unread": "/secret/nodes/gpu-0012"} {
+			b.checkNarrow(t, "cluster-"+name, page)
+		}
+	})
 	t.Run("filters", func(t *testing.T) {
 		address := clusterPage(t, 50, false)
 		for query, want := range map[string]string{

@@ -6,7 +6,12 @@ package page
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"image/png"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -57,9 +62,87 @@ func (b browser) run(arguments ...string) (output, complaints string) {
 	return stdout.String(), stderr.String()
 }
 
+// narrow is how wide a telephone is, in CSS pixels.
+const narrow = 390
+
+// frame shows a page as narrow as a telephone, which chromium's own window cannot be, and tells of what does
+// not fit into it: the page, and elements whose content is cut or must be scrolled.
+const frame = `<!DOCTYPE html><title>frame</title><body style="margin:0"><iframe id="f" src="%s" style="border:0;width:%dpx;height:%dpx"></iframe><script>
+addEventListener("load", () => {
+  const page = document.getElementById("f").contentDocument, cut = [];
+  for (const e of page.querySelectorAll("html, main, table, td, th, section, article, p, div, header, form"))
+    if (e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 || e.getBoundingClientRect().right > innerWidth + 1) cut.push(e.tagName + "." + e.className + " " + e.scrollWidth);
+  document.body.dataset.cut = JSON.stringify(cut);
+  document.body.dataset.height = page.documentElement.scrollHeight;
+});
+</script>`
+
+// checkNarrow looks at the page at the width of a telephone: everything must be there without scrolling aside.
+func (b browser) checkNarrow(t *testing.T, name, path string) {
+	t.Helper()
+	b.t = t
+	target := &url.URL{Scheme: "http", Host: b.address}
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	proxy.Director = func(r *http.Request) { r.URL.Scheme, r.URL.Host, r.Host = "http", b.address, b.address }
+	proxy.ModifyResponse = func(r *http.Response) error { // No page of ours may be framed.
+		r.Header.Del("Content-Security-Policy")
+		return nil
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/frame" {
+			_, _ = fmt.Fprintf(w, frame, path, narrow, 3000)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	b.address, b.page = strings.TrimPrefix(server.URL, "http://"), "/frame"
+	document, _ := b.run("--window-size=500,1600", "--dump-dom")
+	if cut := regexp.MustCompile(`data-cut="([^"]*)"`).FindStringSubmatch(document); cut == nil || cut[1] != "[]" {
+		t.Errorf("%s at %d pixels: cut is %v", name, narrow, cut)
+	}
+	if folder := os.Getenv("SCREENSHOTS"); folder != "" {
+		b.run("--window-size=500,1600", "--screenshot="+filepath.Join(folder, name+"-narrow.png"))
+	}
+}
+
+// TestPicture: the picture of the README is drawn where only images may be, which load and run nothing.
+func TestPicture(t *testing.T) {
+	data, err := os.ReadFile("../../docs/status.svg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/status.svg" {
+			_, _ = fmt.Fprint(w, `<!DOCTYPE html><title>picture</title><body style="margin:0"><img src="/status.svg">`)
+			return
+		}
+		w.Header().Set("Content-Type", "image/svg+xml")
+		w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; sandbox") // As GitHub does.
+		_, _ = w.Write(data)
+	}))
+	t.Cleanup(server.Close)
+	b := browser{t, chromium(t), strings.TrimPrefix(server.URL, "http://"), "/"}
+	for _, look := range []struct{ name, scheme string }{{"light", "1"}, {"dark", "0"}} {
+		picture := filepath.Join(screenshots(t), "picture-"+look.name+".png")
+		b.run("--window-size=1240,930", "--blink-settings=preferredColorScheme="+look.scheme, "--screenshot="+picture)
+		if dark := isDark(t, picture); dark != (look.name == "dark") {
+			t.Errorf("dark is %v", dark)
+		}
+	}
+}
+
+// screenshots is the folder for pictures. SCREENSHOTS keeps them for a person to look at.
+func screenshots(t *testing.T) string {
+	if folder := os.Getenv("SCREENSHOTS"); folder != "" {
+		return folder
+	}
+	return t.TempDir()
+}
+
 // demo starts the program with a simulated node and kubelet, and returns its
-// HTTP address when all of its pods run.
-func demo(t *testing.T) (address string) {
+// HTTP address, and that of its cluster's page, when all of its pods run.
+func demo(t *testing.T) (address, cluster string) {
 	t.Helper()
 	virgate, err := program.Build(t.TempDir(), "virgate-demo")
 	if err != nil {
@@ -80,11 +163,17 @@ func demo(t *testing.T) (address string) {
 	if address, err = p.Address(); err != nil {
 		t.Fatal(err)
 	}
-	return address
+	match, err := p.Await(regexp.MustCompile(`(?m)^The page of a whole cluster is at http://(\S+)$`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return address, match[1]
 }
 
 func TestPage(t *testing.T) {
-	b := browser{t, chromium(t), demo(t), "/status"}
+	path := chromium(t)
+	address, cluster := demo(t)
+	b := browser{t, path, address, "/status"}
 
 	t.Run("read", func(t *testing.T) {
 		b.t = t
@@ -109,15 +198,31 @@ func TestPage(t *testing.T) {
 		}
 	})
 
+	t.Run("narrow", func(t *testing.T) { b.checkNarrow(t, "status", "/status") })
+
+	t.Run("cluster", func(t *testing.T) {
+		address, path, _ := strings.Cut(cluster, "/")
+		b := browser{t, b.path, address, "/" + path}
+		document, complaints := b.run("--dump-dom")
+		for _, want := range []string{`data-name="demo"`, "demo/trainer: 1 of 6 shares of GPU", "</svg> team-a</span>", ">1 of 1 nodes</output>"} {
+			if !strings.Contains(document, want) {
+				t.Errorf("the document lacks %q:\n%s", want, document)
+			}
+		}
+		b.page += "nodes/demo"
+		node, more := b.run("--dump-dom")
+		if !strings.Contains(node, "demo/<strong>trainer</strong>") || !strings.Contains(node, "XID 95</a>") {
+			t.Errorf("the node's page there:\n%s", node)
+		}
+		if complaints += more; strings.Contains(complaints, "CONSOLE") || strings.Contains(complaints, "Content Security Policy") {
+			t.Errorf("the browser complains:\n%s", complaints)
+		}
+	})
+
 	for _, look := range []struct{ name, scheme string }{{"light", "1"}, {"dark", "0"}} {
 		t.Run(look.name, func(t *testing.T) {
 			b.t = t
-			// SCREENSHOTS keeps the pictures for a person to look at.
-			folder := os.Getenv("SCREENSHOTS")
-			if folder == "" {
-				folder = t.TempDir()
-			}
-			picture := filepath.Join(folder, "status-"+look.name+".png")
+			picture := filepath.Join(screenshots(t), "status-"+look.name+".png")
 			b.run("--window-size=1280,1200", "--blink-settings=preferredColorScheme="+look.scheme, "--screenshot="+picture)
 			if dark := isDark(t, picture); dark != (look.name == "dark") {
 				t.Errorf("dark is %v", dark)

@@ -1,11 +1,9 @@
-// Asks for the tiles that have changed, and filters and groups them. The tiles come as HTML from
-// Virgate, which has escaped everything; the page's policy lets no other script run.
+// Asks for the tiles that have changed, and filters and groups them. page.js has what it shares with the
+// page of a node.
 "use strict";
-const every = 2000;
 const main = document.getElementById("nodes"), form = document.getElementById("filters"), shown = document.getElementById("shown");
-const lost = document.getElementById("lost"), told = document.getElementById("told");
 const tiles = new Map([...main.querySelectorAll(".tile")].map(tile => [tile.dataset.name, tile]));
-let heard = Date.now(), grouped = "";
+let grouped = "";
 
 function matches(tile, words, state) {
   return (!state || tile.dataset.states.split(" ").includes(state)) && words.every(word => tile.dataset.find.includes(word));
@@ -76,44 +74,19 @@ function take(html, whole) {
   filter();
 }
 
-async function ask() {
-  const since = document.getElementById("head").dataset.version;
-  try {
-    const answer = await fetch("tiles?since=" + since, { signal: AbortSignal.timeout(30000) });
-    if (!answer.ok) throw new Error(answer.status + " " + answer.statusText);
-    if (answer.status !== 204) {
-      const html = await answer.text();
-      performance.mark("take");
-      take(html, answer.headers.get("Virgate-Whole") === "true");
-      performance.measure("take", "take");
-    }
-    heard = Date.now();
-    lost.hidden = true;
-  } catch (error) {
-    lost.textContent = `kubectl virgate --serve has not answered since ${new Date(heard).toLocaleTimeString()}; what is shown is from before. ${error.message}`;
-    lost.hidden = false;
-  }
-}
-
-let asking = null, timer = 0;
-function next() {
-  clearTimeout(timer);
-  if (document.hidden || asking) return;
-  asking = ask().finally(() => { asking = null; timer = setTimeout(next, every); });
+async function askTiles() {
+  const answer = await ask("tiles?since=" + document.getElementById("head").dataset.version);
+  if (answer.status === 204) return;
+  const html = await answer.text();
+  performance.mark("take");
+  take(html, answer.headers.get("Virgate-Whole") === "true");
+  performance.measure("take", "take");
 }
 
 for (const [name, value] of new URLSearchParams(location.search)) if (form.elements[name]) form.elements[name].value = value;
 form.hidden = false;
 form.addEventListener("submit", event => event.preventDefault());
 form.addEventListener("input", () => { if (form.elements.group.value !== grouped) arrange(); filter(); });
-// A touch has no tooltip.
-document.addEventListener("click", event => {
-  const title = event.target.closest?.("svg rect")?.querySelector("title");
-  told.textContent = title ? title.textContent : "";
-  told.hidden = !title;
-});
-document.addEventListener("keydown", event => { if (event.key === "Escape") told.hidden = true; });
-document.addEventListener("visibilitychange", next);
 if (form.elements.group.value) arrange();
 filter();
-timer = setTimeout(next, every);
+keep(2000, askTiles);

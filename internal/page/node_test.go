@@ -1,10 +1,13 @@
-package web
+package page
 
 import (
 	"fmt"
+	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,14 +23,15 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-func drawn(t *testing.T, node status.Status, now time.Time) string {
+var templates = sync.OnceValue(func() Templates { return NewTemplates("") })
+
+func drawn(t testing.TB, node status.Status, now time.Time) string {
 	t.Helper()
-	recorder := httptest.NewRecorder()
-	newPage().write(recorder, node, now)
-	if recorder.Code != 200 {
-		t.Fatal(recorder.Body)
+	text := string(templates().Draw("page", NewNode(node, now, Colours{})))
+	if strings.Contains(text, "the page cannot be made") {
+		t.Fatal(text)
 	}
-	return recorder.Body.String()
+	return text
 }
 
 func ratio(f float64) *float64 { return &f }
@@ -91,13 +95,13 @@ func TestPageShowsTheNode(t *testing.T) {
 	body := drawn(t, node, now)
 	for _, want := range []string{
 		"<title>node-7 – Virgate</title>", ">not ready<", ">serving<", "<strong>ten</strong>", ">rejected<", "ConfigMap gpu/profiles",
-		"four stays in force", "p.yaml:3: replicas: must be at least 1", "nvidia.com/gpu: not registered", "is being withdrawn", ", 2 leaving", ">not connected<", "refused so far: too_many × 3", ">2 streams<",
-		"GPU 0 ", "XID 79", "10.0 GiB of 40.0 GiB", `value="0.25"`, "25 %", "71 °C", "slowed: power", "2 of 4 shares held", `title="team/train"`,
+		"four stays in force", "p.yaml:3: replicas: must be at least 1", "nvidia.com/gpu: not registered", "is being withdrawn", ", 2 leaving", ">not connected<", "refused so far: 3 × more than one share", ">2 streams<",
+		"GPU 0 ", "XID 79", "10.0 GiB of 40.0 GiB", `value="0.25"`, "25 %", "71 °C", "slowed: power", "2 of 4 shares held", "<title>team/train: 1 of 4 shares of GPU 0</title>",
 		"team/<strong>train</strong>", "512 MiB of 256 MiB, 50 % compute", ">over its limit<", ">2.0 GiB over its share<", ">contended</span> the busiest container has 80 %",
-		`<p class="soft">besides, 1 process in no container: 3 MiB, 12 % compute<`, `<p class="warn">besides, 2 processes in containers that hold no device of it<`, "How much each container uses is not known", "slots slots8", `class="slice at4 of4"`, `class="slice at0 of2 held"`, "exclusive, held", "exclusive, free",
+		`<p class="soft">besides, 1 process in no container: 3 MiB, 12 % compute<`, `<p class="warn">besides, 2 processes in containers that hold no device of it<`, "How much each container uses is not known", `<rect class="unit" x="200" y="0" width="200"`, `x="0" y="5" width="100" height="22"`, "<text x=\"300\" y=\"19\">4g</text>", "exclusive, held", "exclusive, free",
 		"Switching waits: GPU 0 (GPU-a), held as old by n/p, since ", "Switching waits: GPU 0 (GPU-b) does not have layout all-balanced: 0:0 is in use", "holders as of now",
-		"registered with the kubelet</span>, 2 ResourceSlices", "DRA: no API server", "waits: claim ns/late: busy", "<code>gpu-a-1g10gb-4</code></td><td>dra</td><td>ns/one (2 shares) ns/eye (for monitoring) <", "<code>gpu-b</code></td><td>leaving-dra</td><td><span class=\"soft\">free",
-		"MIG-gone", "no unit of r", "<strong>all-balanced</strong>", ">blocked</span> 0:0 is in use", "1 min ago</time></td><td>profile</td><td>ten rejected", "<td>GPU 0</td><td>unhealthy: XID 79",
+		"registered with the kubelet</span>, 2 ResourceSlices", "DRA: no API server", "waits: claim ns/late: busy", "<code>gpu-a-1g10gb-4</code></td><td data-of=\"given out\">by DRA alone</td><td data-of=\"claims\">ns/one (2 shares) ns/eye (for monitoring) <", "<code>gpu-b</code></td><td data-of=\"given out\">leaves DRA when its claims end</td><td data-of=\"claims\"><span class=\"soft\">free",
+		"MIG-gone", "no unit of r", "<strong>all-balanced</strong>", ">blocked</span> 0:0 is in use", "1 min ago</time></td><td>profile</td><td>ten rejected", "<td>GPU 0</td><td>unhealthy: <a href=\"" + runbook + "\"", "</svg> n</span>", "</svg> team</span>",
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("the page lacks %q", want)
@@ -108,9 +112,6 @@ func TestPageShowsTheNode(t *testing.T) {
 	}
 	if strings.Count(body, "over its limit") != 1 {
 		t.Error("who is within its limit is shown as over it")
-	}
-	if n := strings.Count(body, `<li class="cell`); n != 4 {
-		t.Errorf("%d cells for 4 shares", n)
 	}
 	if t.Failed() {
 		t.Log(body)
@@ -158,7 +159,8 @@ func TestPageEscapes(t *testing.T) {
 		Elsewhere: []status.Unit{unit},
 		Waits:     []nodereport.Wait{{GPU: evil, Unit: evil, Index: evil, Resource: evil, Pods: []string{evil}}},
 	}, since)
-	_, page, _ := strings.Cut(body, "</style>")
+	_, page, _ := strings.Cut(body, "<main>")
+	page, _, _ = strings.Cut(page, "</main>")
 	for _, bad := range []string{"<script", "<img", "</style", "</title>{", `"">`} {
 		if strings.Contains(strings.ToLower(page), bad) {
 			t.Errorf("the page has %q", bad)
@@ -169,25 +171,44 @@ func TestPageEscapes(t *testing.T) {
 	}
 }
 
-// TestPageLoadsNothing checks that the page needs no other file, no script and no
-// style but its own, and tells the browser so.
+// TestPageLoadsNothing checks that the page needs no other file than its own, has neither script nor
+// style inside, and tells the browser so.
 func TestPageLoadsNothing(t *testing.T) {
 	t.Parallel()
-	recorder := httptest.NewRecorder()
-	newPage().write(recorder, status.Status{GPUs: []status.GPU{{Units: []status.Unit{partitionAt(0, 1)}}}}, time.Now())
-	for name, want := range map[string]string{
-		"Content-Type": "text/html; charset=utf-8", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
-	} {
-		if got := recorder.Header().Get(name); got != want {
-			t.Errorf("%s is %q, want %q", name, got, want)
+	mux := http.NewServeMux()
+	ServeFiles(mux)
+	for path, kind := range map[string]string{"/page.css": "text/css", "/page.js": "text/javascript", "/node.html": ""} {
+		recorder := httptest.NewRecorder()
+		mux.ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
+		if (recorder.Code == http.StatusOK) != (kind != "") {
+			t.Errorf("%s: %d", path, recorder.Code)
+		}
+		if kind == "" {
+			continue
+		}
+		for name, want := range map[string]string{
+			"Content-Type": kind + "; charset=utf-8", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
+		} {
+			if got := recorder.Header().Get(name); got != want {
+				t.Errorf("%s: %s is %q, want %q", path, name, got, want)
+			}
+		}
+		policy := recorder.Header().Get("Content-Security-Policy")
+		if !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") || strings.Contains(policy, "http") {
+			t.Errorf("%s: policy %q", path, policy)
+		}
+		if found := regexp.MustCompile(`@import|url\(|https?:|innerHTML|insertAdjacentHTML|eval\(`).FindAllString(recorder.Body.String(), -1); found != nil {
+			t.Errorf("%s has %q", path, found)
 		}
 	}
-	policy := recorder.Header().Get("Content-Security-Policy")
-	if !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") || strings.Contains(policy, "http") {
-		t.Errorf("policy %q", policy)
+	body := drawn(t, status.Status{GPUs: []status.GPU{{Units: []status.Unit{partitionAt(0, 1)}}}}, time.Now())
+	for _, own := range []string{`<link rel="stylesheet" href="page.css"/>`, `<script src="page.js" defer=""></script>`} {
+		if !strings.Contains(body, own) {
+			t.Errorf("the page lacks %s", own)
+		}
+		body = strings.ReplaceAll(body, own, "")
 	}
-	body := recorder.Body.String()
-	if found := regexp.MustCompile(`(?i)<(script|link|img|iframe|object|embed)|\bsrc=|\bstyle=|\bon[a-z]+=|@import|url\(|https?:`).FindAllString(body, -1); found != nil {
+	if found := regexp.MustCompile(`(?i)<(script|style|link|img|iframe|object|embed)|\bsrc=|\bstyle=|\bon[a-z]+=|url\(|https?:`).FindAllString(body, -1); found != nil {
 		t.Errorf("the page has %q", found)
 	}
 	for _, path := range regexp.MustCompile(`href="([^"]*)"`).FindAllStringSubmatch(body, -1) {
@@ -195,40 +216,57 @@ func TestPageLoadsNothing(t *testing.T) {
 			t.Errorf("a link to %s", path[1])
 		}
 	}
-	if !strings.Contains(body, pageStyle) {
-		t.Error("the style is not as it is hashed")
+}
+
+// TestRunbook: an XID leads to the runbook's entry, which the alert names as well.
+func TestRunbook(t *testing.T) {
+	t.Parallel()
+	address, anchor, _ := strings.Cut(runbook, "#")
+	_, path, _ := strings.Cut(address, "/blob/main/")
+	document, err := os.ReadFile("../../" + path)
+	if err != nil || !strings.Contains(strings.ToLower(string(document)), "\n### "+anchor+"\n") {
+		t.Errorf("%s has no %s: %v", path, anchor, err)
+	}
+	rules, err := os.ReadFile("../../charts/virgate/rules/virgate.rules.yaml")
+	if err != nil || !strings.Contains(string(rules), "runbook_url: "+runbook+"\n") {
+		t.Errorf("no alert has %s: %v", runbook, err)
+	}
+	want := []part{{Text: "before "}, {"XID 79", true}, {Text: ", "}, {"XID 1", true}, {Text: " and XID, XIDs 3, aXID 4"}}
+	if diff := cmp.Diff(want, splitXIDs("before XID 79, XID 1 and XID, XIDs 3, aXID 4")); diff != "" {
+		t.Error(diff)
 	}
 }
 
-func TestBlocks(t *testing.T) {
+// TestWords: no value that programs know by one word is shown as that word if it is none of people's.
+func TestWords(t *testing.T) {
 	t.Parallel()
-	holder := func(devices int) status.Holder {
-		return status.Holder{Namespace: "n", Pod: "p", Devices: make([]string, devices)}
-	}
-	for _, test := range []struct {
-		name              string
-		unit              status.Unit
-		held, cells, more int
-	}{
-		{"not offered", status.Unit{}, 0, 0, 0},
-		{"free", status.Unit{Replicas: 3}, 0, 3, 0},
-		{"held", status.Unit{Replicas: 4, Holders: []status.Holder{holder(1), holder(2)}}, 3, 4, 0},
-		{"more held than offered", status.Unit{Replicas: 1, Holders: []status.Holder{holder(2)}}, 2, 2, 0},
-		{"many", status.Unit{Replicas: 1000, Holders: []status.Holder{holder(1)}}, 1, maxCells, 1000 - maxCells},
-		{"many held", status.Unit{Replicas: 100, Holders: []status.Holder{holder(60)}}, maxCells, maxCells, 100 - maxCells},
+	for value, want := range map[any]string{
+		plugin.TooMany: "more than one share", plugin.MIGChange: "the MIG layout was changing", units.LeavingDRA: "leaves DRA when its claims end",
+		sharing.ThrottleHardware: "the hardware protects itself", sharing.ThrottlePower: "power", nodereport.LayoutResetRequired: "reset required", plugin.RefusalReason("new_one"): "new one",
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			block := newBlockView(test.unit)
-			held := 0
-			for _, cell := range block.Cells {
-				if cell == "n/p" {
-					held++
-				}
-			}
-			if held != test.held || len(block.Cells) != test.cells || block.More != test.more {
-				t.Errorf("%d of %d cells held, %d more", held, len(block.Cells), block.More)
-			}
-		})
+		if got := words(value); got != want {
+			t.Errorf("%v: %q, want %q", value, got, want)
+		}
+	}
+}
+
+// TestUnhealthyDevices: all devices are those held, those free, and the unhealthy ones that nobody holds.
+func TestUnhealthyDevices(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ devices, healthy, held, free, unhealthy, both int }{
+		{48, 42, 10, 33, 6, 1},
+		{48, 48, 10, 38, 0, 0},
+		{48, 42, 10, 32, 6, 0},
+		{4, 0, 4, 0, 4, 4},
+		{4, 4, 9, 0, 0, 0}, // More are held than are listed.
+	} {
+		got := newResource(status.Resource{Devices: test.devices, Healthy: test.healthy, Held: &test.held, Free: &test.free})
+		if got.Unhealthy != test.unhealthy || got.UnhealthyHeld != test.both {
+			t.Errorf("%+v: %d unhealthy, %d of them held", test, got.Unhealthy, got.UnhealthyHeld)
+		}
+	}
+	if got := newResource(status.Resource{Devices: 4, Healthy: 1}); got.Unhealthy != 3 || got.UnhealthyHeld != 0 {
+		t.Errorf("%+v", got)
 	}
 }
 
@@ -242,7 +280,7 @@ func TestChanges(t *testing.T) {
 		{UUID: "a", Index: 0, Health: sick(3), Units: []status.Unit{{ID: "a", Health: sick(3)}}},
 		{UUID: "b", Index: 1, Units: []status.Unit{{ID: "p", Index: "1:0", Health: sick(7)}, {ID: "q", Index: "1:1", Health: status.Health{Since: at(9)}}}},
 	}}
-	want := []changeView{{*at(7), "partition 1:0", "suspect: XID 31"}, {*at(5), "profile", "applied"}, {*at(3), "GPU 0", "suspect: XID 31"}}
+	want := []change{{*at(7), "partition 1:0", "suspect: XID 31"}, {*at(5), "profile", "applied"}, {*at(3), "GPU 0", "suspect: XID 31"}}
 	if diff := cmp.Diff(want, changesOf(node)); diff != "" {
 		t.Error(diff)
 	}
@@ -283,7 +321,7 @@ func TestBusiestFirst(t *testing.T) {
 	}
 	unit := status.Unit{Holders: []status.Holder{{Pod: "unknown"}, holder("idle", 0, 5), holder("busy", 0.5, 1), holder("alike", 0.5, 1), holder("large", 0.5, 9)}}
 	var order []string
-	for _, h := range newBlockView(unit).Holders {
+	for _, h := range newUnit(unit, Colours{}).Holders {
 		order = append(order, h.Pod)
 	}
 	if got := strings.Join(order, " "); got != "large busy alike idle unknown" || unit.Holders[0].Pod != "unknown" {
@@ -310,7 +348,7 @@ func TestLayoutKnowsTheSlots(t *testing.T) {
 		Layouts: []nodereport.GPULayout{{GPU: "a", Slots: 4}, {GPU: "b", Slots: 4}, {GPU: "c"}},
 	}
 	var slots []int
-	for _, gpu := range newPageView(node, time.Now()).GPUs {
+	for _, gpu := range NewNode(node, time.Now(), Colours{}).GPUs {
 		slots = append(slots, gpu.Slots)
 	}
 	if diff := cmp.Diff([]int{4, 0, 8}, slots); diff != "" {

@@ -12,7 +12,6 @@ package cluster
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -131,7 +130,7 @@ func trimPod(p *corev1.Pod, domain, namespace string) (kept Pod, ok bool) {
 		Namespace: p.Namespace,
 		Name:      p.Name,
 		Node:      p.Spec.NodeName,
-		Requests:  requests(p, domain),
+		Requests:  ofDomain(wanted(p), domain),
 		Ended:     p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed,
 	}
 	for _, container := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
@@ -171,33 +170,6 @@ func ofDomain(list corev1.ResourceList, domain string) map[string]int64 {
 		}
 	}
 	return kept
-}
-
-// requests returns what the pod needs of a node: the sum over its containers and the init
-// containers that keep running. If one of the other init containers needs more, together with those
-// still running when it starts, that counts (Kubernetes, "Init containers", resource sharing).
-func requests(p *corev1.Pod, domain string) map[string]int64 {
-	running, most := map[string]int64{}, map[string]int64{}
-	for _, c := range p.Spec.InitContainers {
-		wants := ofDomain(c.Resources.Requests, domain)
-		sidecar := c.RestartPolicy != nil && *c.RestartPolicy == corev1.ContainerRestartPolicyAlways
-		for name, count := range wants {
-			most[name] = max(most[name], running[name]+count)
-			if sidecar {
-				running[name] += count
-			}
-		}
-	}
-	for _, c := range p.Spec.Containers {
-		for name, count := range ofDomain(c.Resources.Requests, domain) {
-			running[name] += count
-		}
-	}
-	for name, count := range running {
-		most[name] = max(most[name], count)
-	}
-	maps.DeleteFunc(most, func(_ string, count int64) bool { return count == 0 })
-	return most
 }
 
 // stale is the age of a condition from which its node counts as silent:

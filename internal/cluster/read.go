@@ -18,11 +18,12 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/virgate/virgate/internal/nodereport"
@@ -40,8 +41,8 @@ const (
 	patience     = 250 * time.Millisecond
 	// maxStatus limits the size of a status page, maxHeader that of its header, in bytes.
 	maxStatus, maxHeader = 4 << 20, 64 << 10
-	// listTimeout limits the request for one page of a list.
-	listTimeout = 30 * time.Second
+	// listTimeout limits the request for one page of a list, in seconds.
+	listTimeout int64 = 30
 )
 
 // Options set what is read.
@@ -60,7 +61,7 @@ type Options struct {
 
 // Client reads from the API server.
 type Client struct {
-	core rest.Interface
+	api kubernetes.Interface
 	// open opens a connection to a pod's status port. It is closed when the context ends.
 	open func(context.Context, Pod) (io.ReadWriteCloser, error)
 	// Lists and Pages count the requests: Lists for lists and access reviews, Pages for status
@@ -70,37 +71,30 @@ type Client struct {
 
 // NewClient returns a Client and does not connect yet.
 func NewClient(config *rest.Config) (*Client, error) {
-	core, err := Core(config, "virgate-cluster")
+	api, err := Clientset(config, "virgate-cluster")
 	if err != nil {
 		return nil, err
 	}
-	forward, err := newForwarder(config, core)
+	forward, err := newForwarder(config, api)
 	if err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
-	return &Client{core: core, open: forward.open}, nil
+	return &Client{api: api, open: forward.open}, nil
 }
 
-// Core returns a client of the API's core group for commands that users run. It has no rate limit,
-// because its callers limit their requests. The API server records the name in its logs and
-// metrics.
-func Core(config *rest.Config, name string) (rest.Interface, error) {
-	scheme := runtime.NewScheme()
-	err := corev1.AddToScheme(scheme)
-	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
+// Clientset returns a client for commands that users run. It has no rate limit, because its callers
+// limit their requests. The API server records the name in its logs and metrics.
+func Clientset(config *rest.Config, name string) (kubernetes.Interface, error) {
 	config = rest.CopyConfig(config)
 	config.UserAgent = name
-	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	config.ContentType = runtime.ContentTypeProtobuf
+	config.ContentType = runtime.ContentTypeJSON
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	config.QPS = -1
-	core, restErr := rest.RESTClientFor(config)
-	err = errors.Join(err, restErr)
+	api, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
-	return core, nil
+	return api, nil
 }
 
 // Read reads Nodes and pods, and then the status pages. If pods or status pages cannot be read, the
@@ -141,22 +135,25 @@ func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	return s, nil
 }
 
-// list reads all pages of a resource, in one namespace or, if namespace is "", in all. It calls
-// keep after each page.
-func (c *Client) list(ctx context.Context, namespace, resource string, selectors metav1.ListOptions, into interface {
-	runtime.Object
-	metav1.ListInterface
-}, keep func(),
+// Pages lists page by page, counts the requests, and calls keep with each page.
+func Pages[L metav1.ListInterface](
+	ctx context.Context,
+	count *atomic.Int64,
+	list func(context.Context, metav1.ListOptions) (L, error),
+	selectors metav1.ListOptions,
+	keep func(L),
 ) error {
-	for selectors.Limit = listLimit; ; selectors.Continue = into.GetContinue() {
-		into.SetContinue("")
-		c.Lists.Add(1)
-		request := c.core.Get().NamespaceIfScoped(namespace,
-			namespace != "").Resource(resource).VersionedParams(&selectors, metav1.ParameterCodec).Timeout(listTimeout)
-		if err := request.Do(ctx).Into(into); err != nil {
+	timeout := listTimeout
+	selectors.Limit, selectors.TimeoutSeconds = listLimit, &timeout
+	for {
+		count.Add(1)
+		part, err := list(ctx, selectors)
+		if err != nil {
 			return err
 		}
-		if keep(); into.GetContinue() == "" {
+		keep(part)
+		selectors.Continue = part.GetContinue()
+		if selectors.Continue == "" {
 			return nil
 		}
 	}
@@ -178,65 +175,51 @@ func (o Options) node(n *corev1.Node) (kept Node, ok bool) {
 }
 
 func (c *Client) nodes(ctx context.Context, o Options) (kept []Node, version string, err error) {
-	var list corev1.NodeList
-	err = c.list(ctx, "", "nodes", o.nodeSelectors(), &list, func() {
+	err = Pages(ctx, &c.Lists, c.api.CoreV1().Nodes().List, o.nodeSelectors(), func(list *corev1.NodeList) {
+		version = list.ResourceVersion
 		for i := range list.Items {
 			if node, ok := o.node(&list.Items[i]); ok {
 				kept = append(kept, node)
 			}
 		}
-		list.Items = nil
 	})
 	for _, name := range o.Names {
 		if err == nil && !slices.ContainsFunc(kept, func(n Node) bool { return n.Name == name }) {
 			err = fmt.Errorf("%w: %s", errNoNode, name)
 		}
 	}
-	return kept, list.ResourceVersion, err
+	return kept, version, err
 }
 
 // errNoNode: a requested name does not exist.
 var errNoNode = errors.New("there is no such node, or the selector does not select it")
 
 func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version string, err error) {
-	var list corev1.PodList
-	err = c.list(ctx, "", "pods", o.podSelectors(), &list, func() {
+	err = Pages(ctx, &c.Lists, c.api.CoreV1().Pods("").List, o.podSelectors(), func(list *corev1.PodList) {
+		version = list.ResourceVersion
 		for i := range list.Items {
 			if pod, ok := trimPod(&list.Items[i], o.Domain, o.Namespace); ok {
 				kept = append(kept, pod)
 			}
 		}
-		list.Items = nil
 	})
-	return kept, list.ResourceVersion, err
+	return kept, version, err
 }
 
 // mayForward returns why the user may not read status pages, or "" if allowed or unknown.
 func (c *Client) mayForward(ctx context.Context, namespace string) string {
-	review := map[string]any{
-		"apiVersion": "authorization.k8s.io/v1",
-		"kind":       "SelfSubjectAccessReview",
-		"spec": map[string]any{"resourceAttributes": map[string]string{
-			"verb":        "create", // Kubernetes needs it from 1.35 on; before that, get.
-			"resource":    "pods",
-			"subresource": "portforward",
-			"namespace":   namespace,
-		}},
-	}
-	var answer struct {
-		Status struct {
-			Allowed bool `json:"allowed"`
-		} `json:"status"`
-	}
-	body, err := json.Marshal(review)
-	if err != nil {
-		return ""
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(listTimeout)*time.Second)
+	defer cancel()
+	review := &authorizationv1.SelfSubjectAccessReview{}
+	review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
+		Verb:        "create", // Kubernetes needs it from 1.35 on; before that, get.
+		Resource:    "pods",
+		Subresource: "portforward",
+		Namespace:   namespace,
 	}
 	c.Lists.Add(1)
-	data, err := c.core.Post().AbsPath("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews").
-		SetHeader("Content-Type", runtime.ContentTypeJSON).SetHeader("Accept",
-		runtime.ContentTypeJSON).Body(body).Timeout(listTimeout).Do(ctx).Raw()
-	if err != nil || json.Unmarshal(data, &answer) != nil || answer.Status.Allowed {
+	answer, err := c.api.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+	if err != nil || answer.Status.Allowed {
 		return ""
 	}
 	return "you may not get and create pods/portforward in the namespace " + namespace
@@ -440,15 +423,13 @@ func (c *Client) Forecasts(
 	nodes []Node,
 	label, value string,
 ) (map[string]nodereport.Forecast, error) {
-	var list corev1.PodList
 	var pods []Pod
 	own := metav1.ListOptions{LabelSelector: appLabel + "=" + app}
-	err := c.list(ctx, o.Namespace, "pods", own, &list, func() {
+	err := Pages(ctx, &c.Lists, c.api.CoreV1().Pods(o.Namespace).List, own, func(list *corev1.PodList) {
 		for i := range list.Items {
 			pod, _ := trimPod(&list.Items[i], o.Domain, o.Namespace)
 			pods = append(pods, pod)
 		}
-		list.Items = nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list Virgate's pods in the namespace %s: %w", o.Namespace, err)

@@ -159,7 +159,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_ = json.NewEncoder(w).Encode(list)
 	case kind == "pods":
 		list := corev1.PodList{TypeMeta: metav1.TypeMeta{Kind: "PodList", APIVersion: "v1"}}
-		a.locked(&list.ListMeta, func() { list.Items, list.Continue = pageOf(a.pods, r) })
+		a.locked(&list.ListMeta, func() { list.Items, list.Continue = pageOf(podsOf(a.pods, r), r) })
 		_ = json.NewEncoder(w).Encode(list)
 	case kind == "resourcequotas":
 		list := corev1.ResourceQuotaList{TypeMeta: metav1.TypeMeta{Kind: "ResourceQuotaList", APIVersion: "v1"}}
@@ -201,6 +201,17 @@ func (a *api) virgate(node string) http.Handler {
 		a.mutex.Lock()
 		a.now--
 		a.mutex.Unlock()
+	})
+}
+
+// podsOf are those that the request asks for by name.
+func podsOf(all []corev1.Pod, r *http.Request) []corev1.Pod {
+	name, named := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
+	if !named {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(p corev1.Pod) bool {
+		return p.Name != name || r.URL.Path != "/api/v1/namespaces/"+p.Namespace+"/pods"
 	})
 }
 

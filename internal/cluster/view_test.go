@@ -175,7 +175,7 @@ func TestRequests(t *testing.T) {
 		{"none", nil, []corev1.Container{container(0, nil)}, 0},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := requests(&corev1.Pod{Spec: corev1.PodSpec{InitContainers: test.init, Containers: test.containers}}, "nvidia.com")
+			got := ofDomain(wanted(&corev1.Pod{Spec: corev1.PodSpec{InitContainers: test.init, Containers: test.containers}}), "nvidia.com")
 			if got["nvidia.com/gpu"] != test.want || got["cpu"] != 0 {
 				t.Errorf("%v, want %d", got, test.want)
 			}

@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // Why reads what is needed to explain why a pod waits, and explains it. If the pod does not exist,
@@ -33,22 +32,18 @@ func (c *Client) Why(ctx context.Context, o Options, namespace, name string) (An
 	if a := Why(q); a.State != "waiting" || len(pod.Spec.SchedulingGates) > 0 {
 		return a, nil
 	}
-	var nodes corev1.NodeList
-	err = c.list(ctx, "", "nodes", metav1.ListOptions{}, &nodes, func() {
+	err = Pages(ctx, &c.Lists, c.api.CoreV1().Nodes().List, metav1.ListOptions{}, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
 			q.Nodes = append(q.Nodes, NewCandidate(pod, &nodes.Items[i], o.Domain))
 		}
-		nodes.Items = nil
 	})
 	if err != nil {
 		return Answer{}, fmt.Errorf("list nodes: %w", err)
 	}
-	var pods corev1.PodList
-	err = c.list(ctx, "", "pods", o.podSelectors(), &pods, func() {
+	err = Pages(ctx, &c.Lists, c.api.CoreV1().Pods("").List, o.podSelectors(), func(pods *corev1.PodList) {
 		for i := range pods.Items {
 			q.add(&pods.Items[i])
 		}
-		pods.Items = nil
 	})
 	if err != nil {
 		if ctx.Err() != nil {
@@ -105,42 +100,38 @@ func (q *Question) add(p *corev1.Pod) {
 
 // pod returns nil if there is no such pod. It uses a list, like all requests here, so that the
 // right to list is enough.
-func (c *Client) pod(ctx context.Context, namespace, name string) (*corev1.Pod, error) {
-	var list corev1.PodList
-	if err := c.inNamespace(ctx, namespace, "pods", "metadata.name="+name, &list); err != nil {
+func (c *Client) pod(ctx context.Context, namespace, name string) (found *corev1.Pod, err error) {
+	named := metav1.ListOptions{FieldSelector: "metadata.name=" + name}
+	err = Pages(ctx, &c.Lists, c.api.CoreV1().Pods(namespace).List, named, func(list *corev1.PodList) {
+		for i, p := range list.Items {
+			if p.Namespace == namespace && p.Name == name {
+				found = &list.Items[i]
+			}
+		}
+	})
+	if err != nil {
 		return nil, fmt.Errorf("find pod %s/%s: %w", namespace, name, err)
 	}
-	if i := slices.IndexFunc(list.Items,
-		func(p corev1.Pod) bool { return p.Namespace == namespace && p.Name == name }); i >= 0 {
-		return &list.Items[i], nil
-	}
-	return nil, nil
-}
-
-// inNamespace lists a few objects of one namespace, with rights in that namespace only.
-func (c *Client) inNamespace(ctx context.Context, namespace, resource, fields string, into runtime.Object) error {
-	c.Lists.Add(1)
-	return c.core.Get().Namespace(namespace).Resource(resource).VersionedParams(
-		&metav1.ListOptions{FieldSelector: fields}, metav1.ParameterCodec).
-		Timeout(listTimeout).Do(ctx).Into(into)
+	return found, nil
 }
 
 // notMade returns the latest event that a pod of that name, or a pod of a workload of that name,
 // could not be created; "" if there is none.
 func (c *Client) notMade(ctx context.Context, namespace, name string) string {
-	var list corev1.EventList
-	if err := c.inNamespace(ctx, namespace, "events", "reason=FailedCreate", &list); err != nil {
-		return fmt.Sprintf("; what its owner says of it is not known: list events: %v", err)
-	}
 	var last *corev1.Event
-	for i := range list.Items {
-		event := &list.Items[i]
-		// A Deployment's ReplicaSet is named after it, with a hash.
-		owner := event.InvolvedObject.Name == name || strings.HasPrefix(event.InvolvedObject.Name, name+"-")
-		ofIt := owner || strings.HasPrefix(name, event.InvolvedObject.Name+"-")
-		if event.Reason == "FailedCreate" && ofIt && (last == nil || last.LastTimestamp.Before(&event.LastTimestamp)) {
-			last = event
+	failed := metav1.ListOptions{FieldSelector: "reason=FailedCreate"}
+	err := Pages(ctx, &c.Lists, c.api.CoreV1().Events(namespace).List, failed, func(list *corev1.EventList) {
+		for _, event := range list.Items {
+			// A Deployment's ReplicaSet is named after it, with a hash.
+			owner := event.InvolvedObject.Name == name || strings.HasPrefix(event.InvolvedObject.Name, name+"-")
+			ofIt := owner || strings.HasPrefix(name, event.InvolvedObject.Name+"-")
+			if event.Reason == "FailedCreate" && ofIt && (last == nil || last.LastTimestamp.Before(&event.LastTimestamp)) {
+				last = &event
+			}
 		}
+	})
+	if err != nil {
+		return fmt.Sprintf("; what its owner says of it is not known: list events: %v", err)
 	}
 	if last == nil {
 		return ""
@@ -151,13 +142,15 @@ func (c *Client) notMade(ctx context.Context, namespace, name string) string {
 
 // refusing returns which quotas of the namespace have none left of the domain's resources.
 func (c *Client) refusing(ctx context.Context, namespace, domain string) string {
-	var list corev1.ResourceQuotaList
-	if err := c.inNamespace(ctx, namespace, "resourcequotas", "", &list); err != nil {
-		return fmt.Sprintf("; whether a quota keeps it from being made is not known: list resourcequotas: %v", err)
-	}
 	var texts []string
-	for _, quota := range list.Items {
-		texts = append(texts, exhausted(quota, domain)...)
+	quotas := c.api.CoreV1().ResourceQuotas(namespace).List
+	err := Pages(ctx, &c.Lists, quotas, metav1.ListOptions{}, func(list *corev1.ResourceQuotaList) {
+		for _, quota := range list.Items {
+			texts = append(texts, exhausted(quota, domain)...)
+		}
+	})
+	if err != nil {
+		return fmt.Sprintf("; whether a quota keeps it from being made is not known: list resourcequotas: %v", err)
 	}
 	if len(texts) == 0 {
 		return ""

@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
@@ -28,8 +30,7 @@ import (
 )
 
 const (
-	// page is the number of Nodes per list request; requestTime limits one request.
-	page        = 500
+	// requestTime limits one request.
 	requestTime = 10 * time.Second
 	// atOnce is how many Nodes are written at once.
 	atOnce = 16
@@ -49,7 +50,7 @@ type Client struct {
 	// Lists, Watches and Writes count the requests.
 	Lists, Watches, Writes atomic.Int64
 
-	core      rest.Interface
+	api       kubernetes.Interface
 	namespace string
 	// lease is how long this program's lease lasts, outwait how long another's: see drive.go.
 	lease, outwait time.Duration
@@ -58,12 +59,12 @@ type Client struct {
 // NewClient returns a Client and does not connect yet. The namespace is Virgate's own, where
 // rollouts are kept.
 func NewClient(config *rest.Config, namespace, holder string) (*Client, error) {
-	core, err := cluster.Core(config, "virgate-rollout")
+	api, err := cluster.Clientset(config, "virgate-rollout")
 	if err != nil {
 		return nil, err
 	}
 	return &Client{
-		core:      core,
+		api:       api,
 		namespace: namespace,
 		Holder:    holder,
 		lease:     leaseTime,
@@ -80,24 +81,16 @@ func (c *Client) notice(format string, arguments ...any) {
 // list reads all Nodes page by page, and returns the list's version. The API server does not select
 // Nodes, because a rollout can change the very labels that selected them.
 func (c *Client) list(ctx context.Context, keep func(*corev1.Node)) (version string, err error) {
-	for next := ""; ; {
-		var list corev1.NodeList
-		c.Lists.Add(1)
-		request := c.core.Get().Resource("nodes").Param("limit", strconv.Itoa(page)).Timeout(3 * requestTime)
-		if next != "" {
-			request.Param("continue", next)
-		}
-		if err := request.Do(ctx).Into(&list); err != nil {
-			return "", fmt.Errorf("list nodes: %w", err)
-		}
+	err = cluster.Pages(ctx, &c.Lists, c.api.CoreV1().Nodes().List, metav1.ListOptions{}, func(list *corev1.NodeList) {
+		version = list.ResourceVersion
 		for i := range list.Items {
 			keep(&list.Items[i])
 		}
-		next = list.Continue
-		if next == "" {
-			return list.ResourceVersion, nil
-		}
+	})
+	if err != nil {
+		return "", fmt.Errorf("list nodes: %w", err)
 	}
+	return version, nil
 }
 
 // nodes returns all current Nodes, sorted by name, with the resources of their domain.
@@ -109,16 +102,17 @@ func (c *Client) nodes(ctx context.Context, domain func(node string) string) (no
 
 // get reads one Node; found is false if it does not exist.
 func (c *Client) get(ctx context.Context, name, domain string) (n Node, found bool, err error) {
-	var object corev1.Node
+	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
 	c.Lists.Add(1)
-	err = c.core.Get().Resource("nodes").Name(name).Timeout(requestTime).Do(ctx).Into(&object)
+	object, err := c.api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return Node{}, false, nil
 	}
 	if err != nil {
 		return Node{}, false, fmt.Errorf("read node %s: %w", name, err)
 	}
-	return nodeOf(&object, domain), true, nil
+	return nodeOf(object, domain), true, nil
 }
 
 // tries is how often a write without an answer is tried, retryPause the time between two tries.
@@ -126,14 +120,12 @@ const tries, retryPause = 4, 250 * time.Millisecond
 
 // write sends a write request, and repeats it if there is no answer. If only the answer was lost,
 // the repetition fails with a conflict.
-func (c *Client) write(ctx context.Context, what string, request *rest.Request, into runtime.Object) error {
+func (c *Client) write(ctx context.Context, what string, request func(context.Context) error) error {
 	for try := 1; ; try++ {
 		c.Writes.Add(1)
-		result := request.Timeout(requestTime).MaxRetries(0).Do(ctx)
-		err := result.Error()
-		if err == nil && into != nil {
-			err = result.Into(into)
-		}
+		asking, cancel := context.WithTimeout(ctx, requestTime)
+		err := request(asking)
+		cancel()
 		if err == nil {
 			return nil
 		}
@@ -155,43 +147,38 @@ func (c *Client) patch(ctx context.Context, n Node, p change) (Node, error) {
 	if p.labels != nil {
 		metadata["labels"] = p.labels
 	}
-	body := encode(map[string]any{"metadata": metadata})
-	request := c.core.Patch(types.MergePatchType).Resource("nodes").Name(n.Name).Param("fieldManager",
-		fieldManager).Body([]byte(body))
-	var object corev1.Node
-	if err := c.write(ctx, "change node "+n.Name, request, &object); err != nil {
-		return n, err
-	}
-	return nodeOf(&object, n.domain), nil
+	body := []byte(encode(map[string]any{"metadata": metadata}))
+	err := c.write(ctx, "change node "+n.Name, func(ctx context.Context) error {
+		object, err := c.api.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body, patched)
+		if err == nil {
+			n = nodeOf(object, n.domain)
+		}
+		return err
+	})
+	return n, err
 }
+
+var patched = metav1.PatchOptions{FieldManager: fieldManager}
 
 // errNone: the rollout does not exist.
 var errNone = errors.New("there is no rollout")
 
 // plans returns the plans of all rollouts in the namespace, oldest first.
 func (c *Client) plans(ctx context.Context) (plans []plan, err error) {
-	for next := ""; ; {
-		var list corev1.ConfigMapList
-		c.Lists.Add(1)
-		request := c.core.Get().Namespace(c.namespace).Resource("configmaps").Param("labelSelector", PlanLabel).
-			Param("limit", strconv.Itoa(page)).Timeout(3 * requestTime)
-		if next != "" {
-			request.Param("continue", next)
-		}
-		if err := request.Do(ctx).Into(&list); err != nil {
-			return nil, fmt.Errorf("list rollouts, ConfigMaps of the namespace %s: %w", c.namespace, err)
-		}
+	var unread error
+	all := metav1.ListOptions{LabelSelector: PlanLabel}
+	err = cluster.Pages(ctx, &c.Lists, c.configMaps().List, all, func(list *corev1.ConfigMapList) {
 		for i := range list.Items {
 			p, err := planOf(&list.Items[i])
-			if err != nil {
-				return nil, err
-			}
+			unread = cmp.Or(unread, err)
 			plans = append(plans, p)
 		}
-		next = list.Continue
-		if next == "" {
-			break
-		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list rollouts, ConfigMaps of the namespace %s: %w", c.namespace, err)
+	}
+	if unread != nil {
+		return nil, unread
 	}
 	slices.SortFunc(plans, func(a, b plan) int {
 		return cmp.Or(a.Started.Compare(b.Started), strings.Compare(a.ID, b.ID))
@@ -201,25 +188,30 @@ func (c *Client) plans(ctx context.Context) (plans []plan, err error) {
 
 // plan reads the plan of one rollout.
 func (c *Client) plan(ctx context.Context, id string) (plan, error) {
-	var object corev1.ConfigMap
+	ctx, cancel := context.WithTimeout(ctx, requestTime)
+	defer cancel()
 	c.Lists.Add(1)
-	err := c.core.Get().Namespace(c.namespace).Resource("configmaps").Name(planName +
-		id).Timeout(requestTime).Do(ctx).Into(&object)
+	object, err := c.configMaps().Get(ctx, planName+id, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return plan{}, fmt.Errorf("%w %s in the namespace %s", errNone, id, c.namespace)
 	}
 	if err != nil {
 		return plan{}, fmt.Errorf("read rollout %s, a ConfigMap of the namespace %s: %w", id, c.namespace, err)
 	}
-	return planOf(&object)
+	return planOf(object)
+}
+
+func (c *Client) configMaps() typedv1.ConfigMapInterface {
+	return c.api.CoreV1().ConfigMaps(c.namespace)
 }
 
 // create creates the ConfigMap, and returns the plan as stored.
 func (c *Client) create(ctx context.Context, p plan) (plan, error) {
-	request := c.core.Post().Namespace(c.namespace).Resource("configmaps").Param("fieldManager", fieldManager).
-		SetHeader("Content-Type", runtime.ContentTypeJSON).Body([]byte(encode(p.configMap(c.namespace))))
-	var object corev1.ConfigMap
-	err := c.write(ctx, "keep the rollout in the namespace "+c.namespace, request, &object)
+	var object *corev1.ConfigMap
+	err := c.write(ctx, "keep the rollout in the namespace "+c.namespace, func(ctx context.Context) (err error) {
+		object, err = c.configMaps().Create(ctx, p.configMap(c.namespace), metav1.CreateOptions{FieldManager: fieldManager})
+		return err
+	})
 	if apierrors.IsAlreadyExists(err) {
 		found, err := c.plan(ctx, p.ID)
 		if err == nil && found.Holder != c.Holder {
@@ -233,30 +225,29 @@ func (c *Client) create(ctx context.Context, p plan) (plan, error) {
 	if err != nil {
 		return p, err
 	}
-	return planOf(&object)
+	return planOf(object)
 }
 
 // patchPlan changes the ConfigMap if it is still at p's version, and returns the changed plan.
 func (c *Client) patchPlan(ctx context.Context, p plan, data map[string]string) (plan, error) {
-	body := encode(map[string]any{"metadata": map[string]any{"resourceVersion": p.version}, "data": data})
-	request := c.core.Patch(types.MergePatchType).Namespace(c.namespace).Resource("configmaps").Name(planName+p.ID).
-		Param("fieldManager", fieldManager).Body([]byte(body))
-	var object corev1.ConfigMap
-	if err := c.write(ctx, "change rollout "+p.ID, request, &object); err != nil {
+	body := []byte(encode(map[string]any{"metadata": map[string]any{"resourceVersion": p.version}, "data": data}))
+	var object *corev1.ConfigMap
+	err := c.write(ctx, "change rollout "+p.ID, func(ctx context.Context) (err error) {
+		object, err = c.configMaps().Patch(ctx, planName+p.ID, types.MergePatchType, body, patched)
+		return err
+	})
+	if err != nil {
 		return p, err
 	}
-	return planOf(&object)
+	return planOf(object)
 }
 
 // delete removes the ConfigMap if it is still at p's version.
 func (c *Client) delete(ctx context.Context, p plan) error {
-	body := encode(metav1.DeleteOptions{
-		TypeMeta:      metav1.TypeMeta{Kind: "DeleteOptions", APIVersion: "v1"},
-		Preconditions: &metav1.Preconditions{ResourceVersion: &p.version},
+	still := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &p.version}}
+	return c.write(ctx, "delete rollout "+p.ID, func(ctx context.Context) error {
+		return c.configMaps().Delete(ctx, planName+p.ID, still)
 	})
-	request := c.core.Delete().Namespace(c.namespace).Resource("configmaps").Name(planName+p.ID).
-		SetHeader("Content-Type", runtime.ContentTypeJSON).Body([]byte(body))
-	return c.write(ctx, "delete rollout "+p.ID, request, nil)
 }
 
 // gone reports whether the object has changed or was deleted, and must be read before another try.
@@ -459,32 +450,33 @@ func (c *Client) followNodes(ctx context.Context, s *store, failed func(error)) 
 		list.ResourceVersion = version
 		return list, err
 	}
-	request := func() *rest.Request { return c.core.Get().Resource("nodes") }
-	c.follow(ctx, "nodes", &corev1.Node{}, list, request, nodeStore{s}, failed)
+	c.follow(ctx, "nodes", &corev1.Node{}, list, c.api.CoreV1().Nodes().Watch, nodeStore{s}, failed)
 }
 
 // followPlan keeps the store's plan up to date until ctx ends.
 func (c *Client) followPlan(ctx context.Context, s *store, id string, failed func(error)) {
-	request := func() *rest.Request {
-		return c.core.Get().Namespace(c.namespace).Resource("configmaps").Param("fieldSelector",
-			"metadata.name="+planName+id)
-	}
+	named := "metadata.name=" + planName + id
 	list := func(ctx context.Context) (runtime.Object, error) {
-		list := &corev1.ConfigMapList{}
-		c.Lists.Add(1)
-		err := request().Timeout(3 * requestTime).Do(ctx).Into(list)
+		var all *corev1.ConfigMapList
+		err := cluster.Pages(ctx, &c.Lists, c.configMaps().List, metav1.ListOptions{FieldSelector: named},
+			func(list *corev1.ConfigMapList) { all = list })
 		if err != nil {
-			err = fmt.Errorf("read rollout %s, a ConfigMap of the namespace %s: %w", id, c.namespace, err)
+			return nil, fmt.Errorf("read rollout %s, a ConfigMap of the namespace %s: %w", id, c.namespace, err)
 		}
-		return list, err
+		return all, nil
 	}
-	c.follow(ctx, "configmaps", &corev1.ConfigMap{}, list, request, planStore{s}, failed)
+	watch := func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+		options.FieldSelector = named
+		return c.configMaps().Watch(ctx, options)
+	}
+	c.follow(ctx, "configmaps", &corev1.ConfigMap{}, list, watch, planStore{s}, failed)
 }
 
 // follow lists and watches objects of one kind until ctx ends.
 func (c *Client) follow(
 	ctx context.Context, what string, kind runtime.Object, list func(context.Context) (runtime.Object, error),
-	request func() *rest.Request, s cache.ReflectorStore, failed func(error),
+	events func(context.Context, metav1.ListOptions) (watch.Interface, error), s cache.ReflectorStore,
+	failed func(error),
 ) {
 	requests := &cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
@@ -496,12 +488,7 @@ func (c *Client) follow(
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			c.Watches.Add(1)
-			request := request().Param("watch", "true").Param("resourceVersion",
-				options.ResourceVersion).Param("allowWatchBookmarks", "true")
-			if options.TimeoutSeconds != nil {
-				request.Param("timeoutSeconds", strconv.FormatInt(*options.TimeoutSeconds, 10))
-			}
-			w, err := request.Watch(ctx)
+			w, err := events(ctx, options)
 			if err != nil && ctx.Err() == nil {
 				failed(fmt.Errorf("watch %s: %w", what, err))
 			}

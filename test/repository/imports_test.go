@@ -136,7 +136,7 @@ func TestImports(t *testing.T) {
 }
 
 // TestLinked checks that the node's program carries nothing of what people run on their own machine,
-// and no simulator but the one of --node sim:.
+// such as the clientset of every API of Kubernetes, and no simulator but the one of --node sim:.
 func TestLinked(t *testing.T) {
 	readFolders(t)
 	for _, cgo := range []string{"CGO_ENABLED=0", "CGO_ENABLED=1"} {
@@ -149,6 +149,9 @@ func TestLinked(t *testing.T) {
 		linked := strings.Fields(string(output))
 		if !slices.Contains(linked, module+"internal/daemon") {
 			t.Fatalf("%s: internal/daemon is not linked: is it listed?", cgo)
+		}
+		if slices.ContainsFunc(linked, func(path string) bool { return strings.HasPrefix(path, "k8s.io/client-go/kubernetes") }) {
+			t.Errorf("%s: cmd/virgate links k8s.io/client-go/kubernetes", cgo)
 		}
 		for _, name := range []string{"cluster", "rollout", "simdra", "simkubelet", "simmps"} {
 			if slices.Contains(linked, module+"internal/"+name) {

@@ -24,6 +24,8 @@ import (
 // Daemons runs NVIDIA's MPS control daemons, in another container. The implementation is the Client
 // of package internal/mps.
 type Daemons interface {
+	// Run does the work until ctx ends.
+	Run(ctx context.Context) error
 	// Want sets the complete list of units that need a daemon. It does not wait. Until the first
 	// call, the list of an earlier run stays in force.
 	Want(units []nodereport.MPSUnit)

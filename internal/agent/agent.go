@@ -108,7 +108,7 @@ type Options struct {
 	// errors that the last program on this node saved.
 	RestoreHealth func(ctx context.Context) error
 	// Background are further functions to run beside the loop, such as the control socket of a
-	// simulated node. If one fails, Run ends.
+	// simulated node. Nil ones are skipped. If one fails, Run ends.
 	Background []func(ctx context.Context) error
 	// StateWriteError returns why the last write of the state file failed, for the metrics and the
 	// status; nil if it succeeded. It must not wait.
@@ -251,6 +251,7 @@ func (a *agent) run(ctx context.Context) error {
 		start(after(a.registering, a.gpuSettings.Run))
 	}
 	if a.MPS != nil {
+		start(a.MPS.Run)
 		start(func(ctx context.Context) error {
 			_ = a.MPS.Watch(ctx, a.mps.Wake) // It ends with ctx.
 			return nil
@@ -269,7 +270,9 @@ func (a *agent) run(ctx context.Context) error {
 		start(control)
 	}
 	for _, background := range a.Background {
-		start(background)
+		if background != nil {
+			start(background)
+		}
 	}
 	group.Go(func() error {
 		defer stopAnswering()

@@ -86,6 +86,8 @@ func (f *fakeMPS) States() (states []nodereport.MPSState, connected bool) {
 	return states, !f.off
 }
 
+func (f *fakeMPS) Run(context.Context) error { return nil }
+
 func (f *fakeMPS) Watch(ctx context.Context, changed func()) error {
 	f.mu.Lock()
 	f.changed = append(f.changed, changed)

@@ -3,14 +3,10 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
-	"slices"
+	"sync"
 	"time"
 
 	"github.com/virgate/virgate/configs"
@@ -19,14 +15,11 @@ import (
 	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/dradriver"
 	"github.com/virgate/virgate/internal/features"
-	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/memoryguard"
-	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/internal/migchange"
 	"github.com/virgate/virgate/internal/mps"
-	"github.com/virgate/virgate/internal/nodemetrics"
-	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/mpsshare"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/podresources"
@@ -104,13 +97,13 @@ type Options struct {
 	Reporter *nodestatus.Reporter
 }
 
-// Run runs the program until ctx ends. An error means that it could not start or continue.
+// Run runs the program until ctx ends. An error means that it could not start or continue. It opens
+// what the program needs, in order, and closes it in reverse order after the agent has ended. A part
+// that the options disable is nil.
 func Run(ctx context.Context, o Options) error {
 	log := o.Logger
-	if o.HealthRules == nil {
-		o.HealthRules = func(rules sharing.HealthRules) sharing.HealthRules { return rules }
-	}
 	file := state.NewFile(cmp.Or(o.StateDir, o.PluginDir), log)
+
 	profile, err := openProfile(ctx, o.Profile, state.Profile{File: file}, o.Reporter, log)
 	if err != nil {
 		return err
@@ -133,6 +126,7 @@ func Run(ctx context.Context, o Options) error {
 		Boot:            o.BootID,
 		Kernel:          gpus.Kernel,
 	})
+	gpus.Library = node.Library() // For everything else, so that the node can close the GPUs.
 	profile.rules.Store(&ruleLabels{
 		node:      o.RuleFeatures,
 		inventory: node.Inventory,
@@ -142,206 +136,175 @@ func Run(ctx context.Context, o Options) error {
 		store:     state.Section[gpuFacts]{File: file, Name: state.FactSection},
 		log:       log,
 	})
-	if gpus.CDI == nil {
-		gpus.CDI = cdi.Guarded{
-			Source: cdi.NewDriver(driverOptions(profile.startup, o.HostRoot, log)),
-			Open:   node.OpenAll,
-		}
-	}
-	if gpus.Containers == nil && o.Pods != nil {
-		gpus.Containers = o.Pods
-	}
+
 	cdiDir := cmp.Or(o.CDIDir, filepath.Join(o.PluginDir, "cdi"))
-	claims := cdi.NewClaims(node.Inventory, cdiDir, filepath.Join(cmp.Or(o.HostRoot, "/"), "etc/cdi"))
+	others := cdi.NewClaims(node.Inventory, cdiDir, filepath.Join(cmp.Or(o.HostRoot, "/"), "etc/cdi"))
 	kubelet := podresources.New(podresources.Options{
 		Socket:        o.PodResourcesSocket,
 		CheckpointDir: o.PluginDir,
-		Claimed:       claimedUnits(node.Inventory, claims),
+		Claimed:       claimedUnits(node.Inventory, others),
 		Logger:        log,
 	})
 	defer func() { _ = kubelet.Close() }()
-	if o.DRA != nil {
-		gpus.CDI = cdi.Aliased{Source: gpus.CDI, Alias: placeNames}
-	}
-	gpus.Library = node.Library()
-	specs := cdi.NewWriter(cdi.Options{
-		Dir:     cdiDir,
-		Source:  gpus.CDI,
-		Holders: kubelet,
-		Retry:   o.CDIRetry,
-		Logger:  log,
-	})
+
 	lock := &nodeLock{
 		dir:  o.PluginDir,
 		file: file,
 		log:  log,
 	}
 	defer lock.release()
+
+	entries := claimEntries{cdi.ClaimSpecs{Dir: cdiDir}, profile.startup.MPSRoot}
+	dra, claimCalls, err := newDRA(o, node, kubelet, file, entries)
+	if err != nil {
+		return err
+	}
+	control, err := newControl(o, node, gpus)
+	if err != nil {
+		return err
+	}
 	partitioner := gpus.Partitioner(node.PauseEvents)
-	var rights Privileged = ownRights{
+	rights := Privileged{
 		gpus:        gpus,
 		node:        node,
 		partitioner: partitioner,
 	}
-	releases := release.Driver{
-		Releaser: node,
-		Store:    state.Section[release.Release]{File: file, Name: state.ReleaseSection},
-	}
-	if o.AllowReset && gpus.Reset != nil {
-		releases.Reset = rights.Reset
-	}
-	if gpus.SetPersistence != nil { // Needed also without AllowReset: an earlier run may have had it.
-		releases.Persistence = &release.Persistence{
-			On:    rights.Persistence,
-			Set:   rights.SetPersistence,
-			Store: state.Section[release.PersistenceOff]{File: file, Name: state.PersistenceSection},
-			Boot:  o.BootID,
-		}
-	}
-	settings := gpusettings.DriverSettings{
-		Store:          state.Section[gpusettings.ChangedGPU]{File: file, Name: state.SettingSection},
-		ComputeMode:    node.ComputeMode,
-		SetComputeMode: rights.SetComputeMode,
-	}
-	if gpus.SetTimeSlice != nil {
-		settings.SetTimeSlice = rights.SetTimeSlice
-	}
-	pluginOptions := plugin.Options{
-		Dir:     o.PluginDir,
-		Kubelet: kubelet,
-		Store:   state.Lists{File: file},
-		Timing:  o.Timing,
-		Logger:  log.With("component", "plugin"),
-	}
-	if o.Reporter != nil && o.Reporter.Announces() {
-		pluginOptions.Announcer = o.Reporter
-	}
-	hostOptions := host.Options{
-		Root:         o.HostRoot,
-		DevRoot:      profile.startup.DevRoot,
-		Dev:          mountedDev(profile.startup),
-		Capabilities: Capabilities(profile.startup, o.HostRoot),
-		Specs:        specs,
-		Interval:     o.HostInterval,
-		Logger:       log,
-	}
-	if gpus.MakeNodes != nil {
-		hostOptions.Maker = rights
-	}
-	options := agent.Options{
-		Settings:       o.Settings,
+	specs := cdi.NewWriter(cdi.Options{
+		Dir:     cdiDir,
+		Source:  cdiSource(o, node, gpus, profile.startup),
+		Holders: kubelet,
+		Retry:   o.CDIRetry,
+		Logger:  log,
+	})
+	sampler := usage.NewSampler(usage.Options{
+		Meter:      nvml.NewMeter(gpus.Library),
+		Proc:       gpus.Proc,
+		Containers: gpus.containers(o.Pods),
+		Logger:     log,
+	})
+	reporter, announcer, announcements := o.reporter()
+
+	log.Info("virgate starts", "version", o.Version, "node", gpus.Name, "config", profile.name)
+	defer log.Info("virgate ends")
+	err = agent.Run(ctx, agent.Options{
+		Settings:        o.Settings,
+		ConfigSource:    profile.source,
+		LastKnownGood:   profile.lastKnownGood,
+		AcquireLock:     lock.acquire,
+		Journal:         file,
+		StateWriteError: file.WriteError,
+
 		Node:           node,
 		Health:         node,
-		SetHealthRules: func(profile sharing.Profile) { node.SetHealthRules(o.HealthRules(profile.Health)) },
+		SetHealthRules: func(profile sharing.Profile) { node.SetHealthRules(o.healthRules(profile)) },
 		RestoreHealth:  node.RestoreHealth,
-		ConfigSource:   profile.source,
-		LastKnownGood:  profile.lastKnownGood,
+		Refresh:        node.Refresh,
+		Resets:         node.Resets,
+		Measure:        sampler.Measure,
 
-		AcquireLock:     lock.acquire,
-		Plugin:          plugin.NewManager(pluginOptions),
-		Kubelet:         kubelet,
-		UnreadKubelet:   kubelet.Unread,
-		StateWriteError: file.WriteError,
-		Host:            host.New(hostOptions),
+		Kubelet:       kubelet,
+		UnreadKubelet: kubelet.Unread,
+		Plugin: plugin.NewManager(plugin.Options{
+			Dir:       o.PluginDir,
+			Kubelet:   kubelet,
+			Store:     state.Lists{File: file},
+			Announcer: announcer,
+			Timing:    o.Timing,
+			Logger:    log.With("component", "plugin"),
+		}),
+		Host: host.New(host.Options{
+			Root:         o.HostRoot,
+			DevRoot:      profile.startup.DevRoot,
+			Dev:          mountedDev(profile.startup),
+			Capabilities: Capabilities(profile.startup, o.HostRoot),
+			Specs:        specs,
+			Maker:        rights.maker(),
+			Interval:     o.HostInterval,
+			Logger:       log,
+		}),
+		DRA:        dra,
+		ClaimCalls: claimCalls,
 
 		Partitioner:    rights,
 		LetGo:          node.PauseEvents,
-		Releases:       releases,
 		Processes:      partitioner.Processes,
 		Programs:       partitioner.Clients,
 		OpenedBy:       partitioner.OpenedBy,
-		Resets:         node.Resets,
-		DriverSettings: settings,
-		Journal:        file,
-		Refresh:        node.Refresh,
+		Clients:        o.clients(),
+		PauseClients:   o.PauseClients,
+		Releases:       rights.releases(o, file),
+		Paused:         o.paused(),
+		DriverSettings: rights.driverSettings(file),
+		MPS:            newMPS(o, profile.startup),
+		Pods:           o.guardedPods(),
 
-		Measure: usage.NewSampler(usage.Options{
-			Meter:      nvml.NewMeter(gpus.Library),
-			Proc:       gpus.Proc,
-			Containers: gpus.Containers,
-			Logger:     log,
-		}).Measure,
-		Background: []func(context.Context) error{profile.lastKnownGood.Run},
-	}
-	if gpus.DriverReplaced != nil {
-		options.Background = append(options.Background, gpus.DriverReplaced)
-	}
-	if profile.startup.MPSRoot != "" {
-		client := mps.NewClient(o.MPSSocket, log.With("component", "mps"))
-		options.Background, options.MPS = append(options.Background, client.Run), client
-	}
-	if o.DRA != nil {
-		options.ClaimCalls = nodemetrics.NewClaimCalls()
-		entries := claimEntries{cdi.ClaimSpecs{Dir: cdiDir}, profile.startup.MPSRoot}
-		options.DRA, err = newDRA(o, node, kubelet, file, entries, options.ClaimCalls)
-		if err != nil {
-			return err
-		}
-	}
-	options.Pods = o.Guard
-	if o.Pods != nil && o.Guard.UID == nil {
-		options.Pods.UID = o.Pods.PodUID
-	}
-	if o.Reporter != nil {
-		options.Reporter = o.Reporter
-		if o.Reporter.Announces() {
-			options.Announcements = o.Reporter.Announcements
-		}
-	}
-	if o.Profile.Labels != nil && o.ClientLabels != nil {
-		options.Clients, options.PauseClients = clientLabels{o.ClientLabels, o.Profile.Labels}, o.PauseClients
-	}
-	if o.Profile.Labels != nil {
-		options.Paused = func() (release.Pause, bool) {
-			pause, known := o.Profile.Labels.Paused()
-			return release.Pause(pause), known
-		}
-	}
-	if o.Features != nil {
-		options.Features = func(gpus []sharing.GPU, profile sharing.Profile) map[string]string {
-			n, versions := *o.Features, node.Versions()
-			n.GPUs = gpus
-			n.Profile = profile
-			n.Driver = versions.Driver
-			n.CUDA = versions.CUDA
-			return features.Labels(n)
-		}
-	}
-	if o.Pods != nil {
-		options.Background = append(options.Background, func(ctx context.Context) error {
-			return o.Pods.Watch(ctx, func() {}) // The sampler reads it at each sample.
-		})
-	}
-	if o.ControlSocket != "" {
-		serve := func(ctx context.Context, control net.Listener, releases http.Handler) error {
-			return web.ServeControl(ctx, control, controlHandler(node, releases, gpus.Control))
-		}
-		if o.ListenWhenServing {
-			options.Control = func(ctx context.Context, releases http.Handler) error {
-				control, err := listenControl(o.ControlSocket)
-				if err != nil {
-					log.Error("no control socket", "error", err)
-					return nil
-				}
-				return serve(ctx, control, releases)
-			}
-		} else if control, err := listenControl(o.ControlSocket); err == nil {
-			options.Control = func(ctx context.Context, releases http.Handler) error {
-				return serve(ctx, control, releases)
-			}
-		} else if o.ControlRequired {
-			return err
-		} else {
-			log.Warn("no control socket", "error", err)
-		}
-	}
-	log.Info("virgate starts", "version", o.Version, "node", gpus.Name, "config", profile.name)
-	defer log.Info("virgate ends")
-	err = agent.Run(ctx, options)
+		Reporter:      reporter,
+		Announcements: announcements,
+		Features:      o.features(node),
+		Control:       control,
+		Background:    []func(context.Context) error{profile.lastKnownGood.Run, gpus.DriverReplaced, o.watchPods()},
+	})
 	if o.Reporter != nil {
 		lock.leave(func() { o.Reporter.Leave(context.WithoutCancel(ctx)) })
 	}
 	return err
+}
+
+// newControl returns the function that serves the control socket.
+func newControl(o Options, node *nvml.Node, gpus GPUs) (func(context.Context, http.Handler) error, error) {
+	if o.ControlSocket == "" {
+		return nil, nil
+	}
+	listen := sync.OnceValues(func() (net.Listener, error) { return listenControl(o.ControlSocket) })
+	if !o.ListenWhenServing {
+		if _, err := listen(); err != nil && o.ControlRequired {
+			return nil, err
+		}
+	}
+	return func(ctx context.Context, releases http.Handler) error {
+		control, err := listen()
+		if err != nil {
+			o.Logger.Warn("no control socket", "error", err)
+			return nil
+		}
+		return web.ServeControl(ctx, control, controlHandler(node, releases, gpus.Control))
+	}, nil
+}
+
+func cdiSource(o Options, node *nvml.Node, gpus GPUs, startup configs.StartupSettings) cdi.Source {
+	source := gpus.CDI
+	if source == nil {
+		source = cdi.Guarded{Source: cdi.NewDriver(driverOptions(startup, o.HostRoot, o.Logger)), Open: node.OpenAll}
+	}
+	if o.DRA != nil {
+		source = cdi.Aliased{Source: source, Alias: placeNames}
+	}
+	return source
+}
+
+func newMPS(o Options, startup configs.StartupSettings) mpsshare.Daemons {
+	if startup.MPSRoot == "" {
+		return nil
+	}
+	return mps.NewClient(o.MPSSocket, o.Logger.With("component", "mps"))
+}
+
+func (o Options) healthRules(profile sharing.Profile) sharing.HealthRules {
+	if o.HealthRules == nil {
+		return profile.Health
+	}
+	return o.HealthRules(profile.Health)
+}
+
+// reporter returns the Reporter in its roles.
+func (o Options) reporter() (agent.Reporter, plugin.Announcer, func() map[string]uint64) {
+	switch {
+	case o.Reporter == nil:
+		return nil, nil, nil
+	case o.Reporter.Announces():
+		return o.Reporter, o.Reporter, o.Reporter.Announcements
+	}
+	return o.Reporter, nil, nil
 }
 
 // clientLabels implements migchange.ClientLabels.
@@ -352,107 +315,49 @@ type clientLabels struct {
 
 func (c clientLabels) Running() []string { return c.node.RunningClients() }
 
-// MIGOptions are the inputs of ApplyMIG.
-type MIGOptions struct {
-	GPUs GPUs
-	// Simulated is true if no kubelet serves these GPUs and they end with the program: then there
-	// is no journal.
-	Simulated bool
-	// PluginDir and PodResourcesSocket are as in Options; the journal is in PluginDir.
-	PluginDir, PodResourcesSocket string
-	// WithoutKubelet assumes that no pod holds a GPU.
-	WithoutKubelet bool
-	// Capabilities reads the driver's files that describe the device nodes of partitions; the zero
-	// value reads this machine's.
-	Capabilities migcaps.Reader
-	Logger       *slog.Logger
-}
-
-// ApplyMIG brings the GPUs once to the wanted MIG layout, as far as possible now, on a node that no
-// Virgate serves. It also makes the device nodes of the partitions, and returns the state of the
-// GPUs. It fails if a Virgate serves the node or the GPUs cannot be read.
-func ApplyMIG(ctx context.Context, o MIGOptions, wanted sharing.MIGConfig) ([]nodereport.GPULayout, error) {
-	options := migchange.Options{Partitioner: o.GPUs.Partitioner(nil), Logger: o.Logger}
-	var known []nvml.KnownGPU
-	var gpus []sharing.GPU
-	if !o.Simulated {
-		lock, err := lockOnce(ctx, o.PluginDir)
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = lock.Release() }()
-		file := state.NewFile(o.PluginDir, o.Logger)
-		file.Load()
-		options.Store = file
-		known, err = (state.Section[nvml.KnownGPU]{File: file, Name: state.GPUSection}).Load()
-		if err != nil {
-			return nil, err
-		}
-		if !o.WithoutKubelet {
-			claims := cdi.NewClaims(func() ([]sharing.GPU, error) { return gpus, nil })
-			kubelet := podresources.New(podresources.Options{
-				Socket:        o.PodResourcesSocket,
-				CheckpointDir: o.PluginDir,
-				Claimed:       claimedUnits(func() ([]sharing.GPU, error) { return gpus, nil }, claims),
-				Logger:        o.Logger,
-			})
-			defer func() { _ = kubelet.Close() }()
-			options.Holders = kubelet.Held
-		}
-	}
-	options.Inputs = func() (_ []sharing.GPU, _ sharing.MIGConfig, err error) {
-		gpus, err = nvml.Scan(o.GPUs.Library, known...)
-		return gpus, wanted, err
-	}
-	layouts, err := migchange.Once(ctx, options)
-	if err != nil {
-		return nil, fmt.Errorf("read GPUs: %w", err)
-	}
-	if err := o.makeNodes(ctx); err != nil {
-		o.Logger.Warn("device nodes of partitions not made: pods may be refused them", "error", err)
-	}
-	return layouts, nil
-}
-
-// makeNodes lets the driver's program make the device nodes of all partitions, because the kernel
-// module makes none. Existing nodes are left alone.
-func (o MIGOptions) makeNodes(ctx context.Context) error {
-	if o.GPUs.MakeNodes == nil {
+func (o Options) clients() migchange.ClientLabels {
+	if o.Profile.Labels == nil || o.ClientLabels == nil {
 		return nil
 	}
-	gpus, err := nvml.Scan(o.GPUs.Library)
-	if err != nil {
-		return err
-	}
-	var files []string
-	var unread error // The first one is enough.
-	for _, gpu := range gpus {
-		for _, partition := range gpu.Partitions {
-			nodes, err := o.Capabilities.Partition(gpu.Minor, partition.GI, partition.CI)
-			unread = cmp.Or(unread, err)
-			for _, node := range nodes {
-				files = append(files, node.Access)
-			}
-		}
-	}
-	slices.Sort(files)
-	files = slices.Compact(files)
-	if len(files) > 0 {
-		err = o.GPUs.MakeNodes(ctx, files)
-	}
-	return errors.Join(unread, err)
+	return clientLabels{o.ClientLabels, o.Profile.Labels}
 }
 
-// lockOnce takes the lock of an existing device-plugins directory that no Virgate serves.
-func lockOnce(ctx context.Context, dir string) (*state.Lock, error) {
-	if _, err := os.Stat(dir); err != nil {
-		return nil, fmt.Errorf("find --device-plugin-dir: %w", err)
+func (o Options) paused() func() (release.Pause, bool) {
+	if o.Profile.Labels == nil {
+		return nil
 	}
-	waiting, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
-	lock, err := state.Acquire(waiting, dir, func(err error) { giveUp(err) })
-	if err != nil {
-		return nil, errors.Join(context.Cause(waiting), err)
+	return func() (release.Pause, bool) {
+		pause, known := o.Profile.Labels.Paused()
+		return release.Pause(pause), known
 	}
-	return lock, nil
+}
+
+func (o Options) guardedPods() memoryguard.Pods {
+	if o.Pods != nil && o.Guard.UID == nil {
+		o.Guard.UID = o.Pods.PodUID
+	}
+	return o.Guard
+}
+
+func (o Options) watchPods() func(context.Context) error {
+	if o.Pods == nil {
+		return nil
+	}
+	return func(ctx context.Context) error {
+		return o.Pods.Watch(ctx, func() {}) // The sampler reads it at each sample.
+	}
+}
+
+func (o Options) features(node *nvml.Node) func([]sharing.GPU, sharing.Profile) map[string]string {
+	if o.Features == nil {
+		return nil
+	}
+	return func(gpus []sharing.GPU, profile sharing.Profile) map[string]string {
+		n, versions := *o.Features, node.Versions()
+		n.GPUs = gpus
+		n.Profile = profile
+		n.Driver = versions.Driver
+		n.CUDA = versions.CUDA
+		return features.Labels(n)
+	}
 }

@@ -24,16 +24,18 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// newDRA makes the driver that serves claims on the node. calls measures the kubelet's calls.
+// newDRA makes the driver that serves claims on the node, and what measures the kubelet's calls.
 func newDRA(
 	o Options,
 	node *nvml.Node,
 	kubelet *podresources.Source,
 	file *state.File,
 	entries claimEntries,
-	calls *nodemetrics.ClaimCalls,
-) (drapath.Options, error) {
-	name := o.DRA.Driver
+) (drapath.Options, *nodemetrics.ClaimCalls, error) {
+	if o.DRA == nil {
+		return drapath.Options{}, nil, nil
+	}
+	name, calls := o.DRA.Driver, nodemetrics.NewClaimCalls()
 	table := claims.NewTable(claims.Options{
 		Store:   file,
 		Driver:  name,
@@ -50,7 +52,7 @@ func newDRA(
 	}
 	driver, err := dradriver.New(options)
 	if err != nil {
-		return drapath.Options{}, fmt.Errorf("serve claims: %w", err)
+		return drapath.Options{}, nil, fmt.Errorf("serve claims: %w", err)
 	}
 	sys := os.DirFS("/sys")
 	return drapath.Options{
@@ -66,7 +68,7 @@ func newDRA(
 			}
 		},
 		PCIeRoot: func(busID string) string { return host.PCIeRoot(sys, busID) },
-	}, nil
+	}, calls, nil
 }
 
 // preparer adapts the table for the driver, which wants CDI names.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/cdi"
+	"github.com/virgate/virgate/internal/configsource"
 	"github.com/virgate/virgate/internal/migcaps"
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
@@ -72,6 +73,14 @@ func (g GPUs) Partitioner(
 	p.ProcessesHidden, p.NotPermitted = g.ProcessesHidden, g.NotPermitted
 	p.Clients = func(minor int) ([]string, error) { return usage.Clients(g.Proc, minor) }
 	return p
+}
+
+// containers returns what maps processes to containers; nil if nothing does.
+func (g GPUs) containers(pods *configsource.Pods) usage.Containers {
+	if g.Containers == nil && pods != nil {
+		return pods
+	}
+	return g.Containers
 }
 
 // Simulated returns the GPUs of a simulated node, which knows its own processes and containers. The

@@ -401,7 +401,7 @@ func TestMountedDev(t *testing.T) {
 func TestNodesNeedTheRight(t *testing.T) {
 	permitted, ran := false, 0
 	node := nvml.NewNode(nil, nvml.Options{})
-	rights := ownRights{node: node, gpus: GPUs{
+	rights := Privileged{node: node, gpus: GPUs{
 		NotPermitted: func() bool { return !permitted },
 		MakeNodes: func(context.Context, []string) error {
 			ran++

@@ -4,49 +4,73 @@ import (
 	"context"
 	"errors"
 
+	"github.com/virgate/virgate/internal/gpusettings"
+	"github.com/virgate/virgate/internal/host"
 	"github.com/virgate/virgate/internal/nvml"
+	"github.com/virgate/virgate/internal/release"
+	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
 
-// Privileged is every operation that changes the node's GPUs and their device nodes, for which this
+// Privileged has every operation that changes the node's GPUs and their device nodes, for which this
 // program's container must be privileged or have the driver's files. Nothing else in the program
-// needs that. It is one interface so that a separate container can provide it. GPUs are named by
-// UUID, except where a PCI bus ID is given. Methods may be called from any goroutine, but Apply for
-// one GPU only from one at a time. They return soon after ctx ends.
-type Privileged interface {
-	// State and Apply are as in nvml.Partitioner.
-	State(ctx context.Context, gpu string) (sharing.MIGState, error)
-	Apply(ctx context.Context, gpu string, step mig.Step) error
-	// MakeNodes lets NVIDIA's program make the device nodes that these files of the driver
-	// describe.
-	MakeNodes(ctx context.Context, files []string) error
-	// Reset resets the GPU with that PCI bus ID, which this program must have closed.
-	Reset(ctx context.Context, pciBusID string) error
-	// Persistence reports whether the GPU with that PCI bus ID is in persistence mode;
-	// SetPersistence turns the mode on or off.
-	Persistence(ctx context.Context, pciBusID string) (bool, error)
-	SetPersistence(ctx context.Context, pciBusID string, on bool) error
-	// SetComputeMode and SetTimeSlice are as in gpusettings.DriverSettings.
-	SetComputeMode(ctx context.Context, gpu string, mode sharing.ComputeMode) error
-	SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) error
-}
-
-// ownRights implements Privileged if the program's own container has the rights.
-type ownRights struct {
+// needs that, so a separate container could do it. GPUs are named by UUID, except where a PCI bus ID
+// is given. Methods may be called from any goroutine, but Apply for one GPU only from one at a time.
+// They return soon after ctx ends.
+type Privileged struct {
 	gpus        GPUs
 	node        *nvml.Node
 	partitioner *nvml.Partitioner
 }
 
-// State implements Privileged.
-func (o ownRights) State(ctx context.Context, gpu string) (sharing.MIGState, error) {
-	return o.partitioner.State(ctx, gpu)
+// maker returns what makes device nodes; nil if there are no such nodes.
+func (p Privileged) maker() host.NodeMaker {
+	if p.gpus.MakeNodes == nil {
+		return nil
+	}
+	return p
 }
 
-// Apply implements Privileged.
-func (o ownRights) Apply(ctx context.Context, gpu string, step mig.Step) error {
-	return o.partitioner.Apply(ctx, gpu, step)
+func (p Privileged) releases(options Options, file *state.File) release.Driver {
+	driver := release.Driver{
+		Releaser: p.node,
+		Store:    state.Section[release.Release]{File: file, Name: state.ReleaseSection},
+	}
+	if options.AllowReset && p.gpus.Reset != nil {
+		driver.Reset = p.Reset
+	}
+	if p.gpus.SetPersistence != nil { // Needed also without AllowReset: an earlier run may have had it.
+		driver.Persistence = &release.Persistence{
+			On:    p.Persistence,
+			Set:   p.SetPersistence,
+			Store: state.Section[release.PersistenceOff]{File: file, Name: state.PersistenceSection},
+			Boot:  options.BootID,
+		}
+	}
+	return driver
+}
+
+func (p Privileged) driverSettings(file *state.File) gpusettings.DriverSettings {
+	settings := gpusettings.DriverSettings{
+		Store:          state.Section[gpusettings.ChangedGPU]{File: file, Name: state.SettingSection},
+		ComputeMode:    p.node.ComputeMode,
+		SetComputeMode: p.SetComputeMode,
+	}
+	if p.gpus.SetTimeSlice != nil {
+		settings.SetTimeSlice = p.SetTimeSlice
+	}
+	return settings
+}
+
+// State is as in nvml.Partitioner.
+func (p Privileged) State(ctx context.Context, gpu string) (sharing.MIGState, error) {
+	return p.partitioner.State(ctx, gpu)
+}
+
+// Apply is as in nvml.Partitioner.
+func (p Privileged) Apply(ctx context.Context, gpu string, step mig.Step) error {
+	return p.partitioner.Apply(ctx, gpu, step)
 }
 
 // errNodesNotPermitted is why no device nodes are made. Without this check, NVIDIA's program would
@@ -56,33 +80,33 @@ var errNodesNotPermitted = errors.New(
 
 var errDriverClosed = errors.New("a label of the Node pauses this program")
 
-// MakeNodes implements Privileged.
-func (o ownRights) MakeNodes(ctx context.Context, files []string) error {
-	if o.gpus.NotPermitted != nil && o.gpus.NotPermitted() {
+// MakeNodes lets NVIDIA's program make the device nodes that these files of the driver describe.
+func (p Privileged) MakeNodes(ctx context.Context, files []string) error {
+	if p.gpus.NotPermitted != nil && p.gpus.NotPermitted() {
 		return errNodesNotPermitted
 	}
-	if o.node.Closed() { // nvidia-modprobe would load a module that was just unloaded.
+	if p.node.Closed() { // nvidia-modprobe would load a module that was just unloaded.
 		return errDriverClosed
 	}
 	return abandonable(ctx, settingLimit, "the making of device nodes", func(ctx context.Context) error {
-		return o.gpus.MakeNodes(ctx, files)
+		return p.gpus.MakeNodes(ctx, files)
 	})
 }
 
-// Reset implements Privileged.
-func (o ownRights) Reset(ctx context.Context, pciBusID string) error {
-	if o.node.Closed() { // nvidia-smi would load the module, too.
+// Reset resets the GPU with that PCI bus ID, which this program must have closed.
+func (p Privileged) Reset(ctx context.Context, pciBusID string) error {
+	if p.node.Closed() { // nvidia-smi would load the module, too.
 		return errDriverClosed
 	}
 	return abandonable(ctx, resetLimit, "the reset",
-		func(ctx context.Context) error { return o.gpus.Reset(ctx, pciBusID) })
+		func(ctx context.Context) error { return p.gpus.Reset(ctx, pciBusID) })
 }
 
-// Persistence implements Privileged.
-func (o ownRights) Persistence(ctx context.Context, pciBusID string) (on bool, err error) {
+// Persistence reports whether the GPU with that PCI bus ID is in persistence mode.
+func (p Privileged) Persistence(ctx context.Context, pciBusID string) (on bool, err error) {
 	answer := make(chan bool, 1)
 	err = abandonable(ctx, settingLimit, "nvidia-smi", func(ctx context.Context) error {
-		on, err := o.gpus.Persistence(ctx, pciBusID)
+		on, err := p.gpus.Persistence(ctx, pciBusID)
 		answer <- on
 		return err
 	})
@@ -92,31 +116,31 @@ func (o ownRights) Persistence(ctx context.Context, pciBusID string) (on bool, e
 	return on, err
 }
 
-// SetPersistence implements Privileged.
-func (o ownRights) SetPersistence(ctx context.Context, pciBusID string, on bool) error {
-	if o.node.Closed() { // As in MakeNodes.
+// SetPersistence turns persistence mode on or off.
+func (p Privileged) SetPersistence(ctx context.Context, pciBusID string, on bool) error {
+	if p.node.Closed() { // As in MakeNodes.
 		return errDriverClosed
 	}
 	return abandonable(ctx, settingLimit, "nvidia-smi",
-		func(ctx context.Context) error { return o.gpus.SetPersistence(ctx, pciBusID, on) })
+		func(ctx context.Context) error { return p.gpus.SetPersistence(ctx, pciBusID, on) })
 }
 
-// SetComputeMode implements Privileged.
-func (o ownRights) SetComputeMode(ctx context.Context, gpu string, mode sharing.ComputeMode) error {
-	return o.node.SetComputeMode(ctx, gpu, mode)
+// SetComputeMode is as in gpusettings.DriverSettings.
+func (p Privileged) SetComputeMode(ctx context.Context, gpu string, mode sharing.ComputeMode) error {
+	return p.node.SetComputeMode(ctx, gpu, mode)
 }
 
-// SetTimeSlice implements Privileged.
-func (o ownRights) SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) (err error) {
+// SetTimeSlice is as in gpusettings.DriverSettings.
+func (p Privileged) SetTimeSlice(ctx context.Context, gpu string, slice sharing.TimeSlice) (err error) {
 	set := func() {
 		err = abandonable(ctx, settingLimit, "nvidia-smi",
-			func(ctx context.Context) error { return o.gpus.SetTimeSlice(ctx, gpu, slice) })
+			func(ctx context.Context) error { return p.gpus.SetTimeSlice(ctx, gpu, slice) })
 	}
-	if !o.node.OpensAll() {
+	if !p.node.OpensAll() {
 		set()
 		return err
 	}
-	if closed := o.node.OpenAll(set); closed != nil { // nvidia-smi opens all GPUs, too.
+	if closed := p.node.OpenAll(set); closed != nil { // nvidia-smi opens all GPUs, too.
 		return closed
 	}
 	return err

@@ -67,10 +67,9 @@ func (u *unitRun) environment() Environment {
 
 func (u *unitRun) tell(phase nodereport.MPSPhase, reason error) {
 	state := State{
-		ID:           u.unit.ID,
-		Phase:        phase,
-		Restarts:     max(0, u.starts-1),
-		CommonMemory: u.OwnShm && u.onCommonShm(u.unit.ID),
+		ID:       u.unit.ID,
+		Phase:    phase,
+		Restarts: max(0, u.starts-1),
 	}
 	if reason != nil {
 		state.Reason = reason.Error()
@@ -96,7 +95,7 @@ func (u *unitRun) take(wish Unit) (other bool) {
 		return false
 	}
 	before := u.unit
-	before.Vacant, before.MemoryParts = wish.Vacant, wish.MemoryParts
+	before.MemoryParts = wish.MemoryParts
 	other, u.unit = wish != before, wish
 	return other
 }
@@ -183,9 +182,6 @@ func (u *unitRun) serve(ctx context.Context) error {
 					return u.fail(ctx, err)
 				}
 			}
-			if left, err := u.leaveCommonShm(); left || err != nil {
-				return errors.Join(err, u.stop(ctx))
-			}
 		case <-u.daemon.Ended():
 			return errors.Join(fmt.Errorf("it ended: %w", u.daemon.Err()), u.stop(ctx))
 		case <-time.After(u.Timing.Ask):
@@ -195,9 +191,6 @@ func (u *unitRun) serve(ctx context.Context) error {
 				return nil
 			case err == nil:
 				misses = 0
-				if left, err := u.leaveCommonShm(); left || err != nil {
-					return errors.Join(err, u.stop(ctx))
-				}
 				u.tellReady(ctx)
 				continue
 			}

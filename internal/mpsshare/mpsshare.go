@@ -24,6 +24,8 @@ import (
 // Daemons runs NVIDIA's MPS control daemons, in another container. The implementation is the Client
 // of package internal/mps.
 type Daemons interface {
+	// Run does the work until ctx ends.
+	Run(ctx context.Context) error
 	// Want sets the complete list of units that need a daemon. It does not wait. Until the first
 	// call, the list of an earlier run stays in force.
 	Want(units []nodereport.MPSUnit)
@@ -192,10 +194,6 @@ func (m *Manager) follow(ctx context.Context) (pending bool) {
 		uses := usesOf(served)
 		m.addClaims(uses, gpus, byClaims)
 		wanted, pending = m.choose(ctx, gpus, plan, next, uses)
-		for id, want := range wanted {
-			want.unit.Vacant = next.States[id].CommonMemory && served.KubeletSeen && !uses[id].held
-			wanted[id] = want
-		}
 	}
 	for id, want := range m.wanted {
 		if _, still := wanted[id]; !still {

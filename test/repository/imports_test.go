@@ -30,7 +30,7 @@ var arrows = map[string][]string{
 	"internal/daemon": {
 		"mig", "sharing", "configs", "plugin", "plugin/grant", "internal/agent", "internal/migchange", "internal/nodereport", "internal/nvml", "internal/simnode", "internal/configsource",
 		"internal/features", "internal/mps", "internal/nodestatus", "internal/podresources", "internal/usage", "internal/state", "internal/cdi", "internal/host",
-		"internal/claims", "internal/dra", "internal/dradriver", "internal/drapath", "internal/gpusettings", "internal/memoryguard", "internal/nodemetrics", "internal/release",
+		"internal/claims", "internal/dra", "internal/dradriver", "internal/drapath", "internal/gpusettings", "internal/memoryguard", "internal/mpsshare", "internal/nodemetrics", "internal/release",
 		"internal/migcaps", "internal/web",
 	},
 	"internal/cluster":      {"mig", "sharing", "internal/kube", "internal/nodereport", "internal/nodestatus", "internal/page", "internal/status"},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"strings"
 
 	"github.com/virgate/virgate/mig"
@@ -11,8 +12,9 @@ import (
 )
 
 const (
-	// With more than maxLines shares, the lines between them are omitted.
-	maxLines = 16
+	// With more than maxLines shares, the lines between them are omitted. Of more holders than maxBars, one
+	// more bar shows all the others.
+	maxLines, maxBars = 16, 64
 	// hues is the number of colours, and hueStep the least difference between two, in degrees.
 	hues, hueStep = 24, 360 / 24
 	// hueStride leads from a colour to the one that is tried next, far from it. It has no divisor in
@@ -113,7 +115,7 @@ func (b *Board) Add(u Unit, colours Colours) {
 	box.Text = strings.Join(strings.Fields(fmt.Sprintf("GPU %s %s %s: %s, %d of %d held %s %s", u.Index, u.Model,
 		u.Profile, cmp.Or(u.Resource, "not offered"), u.Held, shares, u.Health, u.Reason)), " ")
 	at := box.X
-	for _, h := range u.Shares {
+	for _, h := range shown(u.Shares) {
 		width := min(share*float64(h.Devices), box.X+box.Width-at)
 		box.Bars = append(box.Bars, Bar{
 			X:     at,
@@ -129,6 +131,19 @@ func (b *Board) Add(u Unit, colours Colours) {
 		}
 	}
 	b.Boxes = append(b.Boxes, box)
+}
+
+// shown returns the shares that get a bar.
+func shown(all []Share) []Share {
+	if len(all) <= maxBars {
+		return all
+	}
+	rest := all[maxBars]
+	rest.Pod += fmt.Sprintf(" and %d more", len(all)-maxBars-1)
+	for _, h := range all[maxBars+1:] {
+		rest.Devices += h.Devices
+	}
+	return append(slices.Clone(all[:maxBars]), rest)
 }
 
 // Mark returns a sign for bad health, in Virgate's words or the kubelet's, so that it is not shown by

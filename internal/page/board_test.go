@@ -92,3 +92,21 @@ func TestLabels(t *testing.T) {
 		}
 	}
 }
+
+// TestManyHolders: a page does not grow with a bar for each of thousands of holders.
+func TestManyHolders(t *testing.T) {
+	t.Parallel()
+	for count, want := range map[int]int{maxBars: maxBars, maxBars + 1: maxBars + 1, 4000: maxBars + 1} {
+		u := Unit{Index: "0", Replicas: count, Held: count}
+		for range count {
+			u.Shares = append(u.Shares, Share{"n", "p", 1})
+		}
+		board := Board{Width: 400}
+		board.Add(u, Colours{})
+		bars := board.Boxes[0].Bars
+		last := bars[len(bars)-1]
+		if len(bars) != want || last.X+last.Width < 399 || count == 4000 && last.Text != "n/p and 3935 more: 3936 of 4000 shares of GPU 0" {
+			t.Errorf("%d holders have %d bars, the last %+v", count, len(bars), last)
+		}
+	}
+}

@@ -81,12 +81,16 @@ addEventListener("load", () => {
 func (b browser) checkNarrow(t *testing.T, name, path string) {
 	t.Helper()
 	b.t = t
-	target := &url.URL{Scheme: "http", Host: b.address}
-	proxy := httputil.NewSingleHostReverseProxy(target)
-	proxy.Director = func(r *http.Request) { r.URL.Scheme, r.URL.Host, r.Host = "http", b.address, b.address }
-	proxy.ModifyResponse = func(r *http.Response) error { // No page of ours may be framed.
-		r.Header.Del("Content-Security-Policy")
-		return nil
+	target := b.address
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(&url.URL{Scheme: "http", Host: target})
+			r.Out.Host = target
+		},
+		ModifyResponse: func(r *http.Response) error { // No page of ours may be framed.
+			r.Header.Del("Content-Security-Policy")
+			return nil
+		},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/frame" {

@@ -125,7 +125,8 @@ func (c *Client) notMade(ctx context.Context, namespace, name string) string {
 			// A Deployment's ReplicaSet is named after it, with a hash.
 			owner := event.InvolvedObject.Name == name || strings.HasPrefix(event.InvolvedObject.Name, name+"-")
 			ofIt := owner || strings.HasPrefix(name, event.InvolvedObject.Name+"-")
-			if event.Reason == "FailedCreate" && ofIt && (last == nil || last.LastTimestamp.Before(&event.LastTimestamp)) {
+			if event.Reason == "FailedCreate" && ofIt &&
+				(last == nil || last.LastTimestamp.Before(&event.LastTimestamp)) {
 				last = &event
 			}
 		}

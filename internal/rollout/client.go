@@ -209,7 +209,8 @@ func (c *Client) configMaps() typedv1.ConfigMapInterface {
 func (c *Client) create(ctx context.Context, p plan) (plan, error) {
 	var object *corev1.ConfigMap
 	err := c.write(ctx, "keep the rollout in the namespace "+c.namespace, func(ctx context.Context) (err error) {
-		object, err = c.configMaps().Create(ctx, p.configMap(c.namespace), metav1.CreateOptions{FieldManager: fieldManager})
+		created := metav1.CreateOptions{FieldManager: fieldManager}
+		object, err = c.configMaps().Create(ctx, p.configMap(c.namespace), created)
 		return err
 	})
 	if apierrors.IsAlreadyExists(err) {

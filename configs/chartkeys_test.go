@@ -1,6 +1,7 @@
 package configs
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -61,4 +62,70 @@ func chartKeys() string {
 		fmt.Fprintln(&b, strings.TrimSpace(path+" "+marks[path]))
 	}
 	return b.String()
+}
+
+const chartSchemaFile = "../charts/virgate/values.schema.json"
+
+// TestReferenceOfChartValues checks that the chart's values which stand for keys of a profile have
+// the keys' types and choices; with -update it writes them.
+func TestReferenceOfChartValues(t *testing.T) {
+	data, err := os.ReadFile(chartSchemaFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := string(data)
+	written := 0
+	for _, s := range settingKeys() {
+		_, after, found := strings.Cut(want, "\n    \""+s.Path[strings.LastIndexByte(s.Path, '.')+1:]+"\": ")
+		if !found {
+			continue
+		}
+		decoder := json.NewDecoder(strings.NewReader(after))
+		var old any
+		if err := decoder.Decode(&old); err != nil {
+			t.Fatal(err)
+		}
+		schema, err := json.MarshalIndent(chartValue(s), "    ", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		want = want[:len(want)-len(after)] + string(schema) + after[decoder.InputOffset():]
+		written++
+	}
+	if *update {
+		if err := os.WriteFile(chartSchemaFile, []byte(want), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if diff := gocmp.Diff(want, string(data)); diff != "" || written != 10 {
+		t.Errorf("%d values are not what the program knows, make reference writes them (-want +got):\n%s", written, diff)
+	}
+}
+
+type valueSchema struct {
+	Enum        []any    `json:"enum,omitempty"`
+	Type        []string `json:"type,omitempty"`
+	Description string   `json:"description,omitempty"`
+}
+
+// chartValue describes a value of the chart that stands for the setting; null leaves it alone.
+func chartValue(s Setting) valueSchema {
+	switch s.Type {
+	case TypeEnum:
+		choices := []any{nil}
+		for _, choice := range s.Choices {
+			if s.Only == nil || slices.Contains(s.Only, choice) {
+				choices = append(choices, choice)
+			}
+		}
+		return valueSchema{Enum: choices}
+	case TypeBool:
+		return valueSchema{Type: []string{"boolean", "null"}}
+	case TypeList:
+		last := len(s.Choices) - 1
+		return valueSchema{Type: []string{"string", "array", "null"}, Description: "One or several of " +
+			strings.Join(s.Choices[:last], ", ") + " and " + s.Choices[last] + ", with commas between."}
+	}
+	return valueSchema{Type: []string{"string", "null"}}
 }

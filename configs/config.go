@@ -228,7 +228,8 @@ func readKeys(root value, overrides Overrides) (value, error) {
 	for _, path := range slices.Sorted(maps.Keys(overrides)) {
 		known := func(s Setting) bool { return s.Path == path && s.overridable() }
 		if !slices.ContainsFunc(keyTable.Profile, known) && !slices.ContainsFunc(keyTable.Variables, known) {
-			from.problem(position{file: overrides[path].Source, path: path}, quote(overrides[path].Value), "no such setting")
+			at := position{file: overrides[path].Source, path: path}
+			from.problem(at, quote(overrides[path].Value), "no such setting")
 		}
 	}
 	from.notes = append(from.notes, inert.notes...)

@@ -7,11 +7,13 @@
 // is pure: it turns bytes into values and does no I/O. It knows nothing about the node, so a
 // setting that merely matches nothing on some node is not an error here.
 //
-// Read config.go first, then documents.go for where documents come from. keys.json lists every key,
-// and docs/reference/configuration-keys.md is generated from it. Each section has a file:
-// settings.go (flags and imex), names.go (resources, devices and exclude), sharing.go, mig.go with
-// migconfigs.go, and health.go. rules.go has the rules that choose a profile with Kubernetes label
-// selectors. yaml.go and problem.go keep the positions of values and describe their problems.
+// Read config.go first, then documents.go for where documents come from. keys.json describes every
+// key, and settings.go what the descriptions mean; the walker in schema.go checks a document by
+// them. schema.json and docs/reference/configuration-keys.md are generated from keys.json. What
+// depends on more than one value has a file for each section: names.go (resources, devices and
+// exclude), sharing.go, mig.go with migconfigs.go, and health.go. rules.go has the rules that choose
+// a profile with Kubernetes label selectors. yaml.go and problem.go keep the positions of values and
+// describe their problems.
 //
 // Keys, flags, variables and defaults are those of k8s-device-plugin v0.20 (api/config/v1,
 // cmd/nvidia-device-plugin/main.go).

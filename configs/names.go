@@ -92,7 +92,8 @@ func parseResourceName(s string) (string, error) {
 		return "", fmt.Errorf("the part before the slash must be a lower-case domain such as %s",
 			strings.TrimSuffix(resourceDomain, "/"))
 	case !nameForm.MatchString(name):
-		message := "the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at both ends"
+		message := "the part after the slash must be letters, digits, '-', '_' or '.', with a letter or digit at " +
+			"both ends"
 		// A resource's name has "." where its MIG profile's name has "+".
 		if dotted := strings.ReplaceAll(full, "+", "."); namesPartition(dotted) {
 			message += didYouMean(dotted)

@@ -255,8 +255,9 @@ var operators = map[string]selection.Operator{
 }
 
 func (r *Rule) readExpression(v value) {
-	key, operator, list := get[string](v, "key"), get[string](v, "operator"), v.at("values")
-	keyGiven := key != "" && checkLabel(v.at("key").problem, key)
+	operator, list := get[string](v, "operator"), v.at("values")
+	key, keyGiven := v.at("key").content.(string)
+	keyGiven = keyGiven && checkLabel(v.at("key").problem, key)
 	var values []string
 	for _, item := range list.items {
 		if text, ok := item.content.(string); ok && checkLabelValue(item, text) {

@@ -194,3 +194,50 @@ func TestClusterPage(t *testing.T) {
 		}
 	})
 }
+
+// TestRenewal: the page of a node takes in what has changed without a reload, and leaves the rest alone.
+func TestRenewal(t *testing.T) {
+	var asked atomic.Int64
+	enough := make(chan struct{})
+	handler := cluster.NewPage(func() (*cluster.Snapshot, <-chan struct{}) {
+		s := clusterOf(1, 0)
+		s.At = time.Date(2030, 1, 1, 0, 0, int(asked.Load()), 0, time.UTC)
+		return s, nil
+	}).Handler("secret")
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/secret/nodes/gpu-0000":
+			if asked.Add(1) == 3 { // The second answer is in the page.
+				defer close(enough)
+			}
+		case "/secret/nodes/hold.css":
+			w.Header().Set("Content-Type", "text/css")
+			select {
+			case <-enough:
+			case <-r.Context().Done():
+			}
+			return
+		case "/secret/page.js":
+			r.Header.Del("Accept-Encoding")
+			defer func() { _, _ = w.Write([]byte(held)) }()
+		}
+		handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	document, complaints := browser{t, chromium(t), strings.TrimPrefix(server.URL, "http://"), "/secret/nodes/gpu-0000"}.run("--dump-dom")
+	if !regexp.MustCompile(`as of 2030-01-01 00:00:0[23] UTC`).MatchString(document) || !strings.Contains(document, `data-kept="true"`) || !strings.Contains(document, `<p id="lost" class="note bad" role="alert" hidden="">`) {
+		t.Errorf("the page is not renewed in place:\n%s", document)
+	}
+	if strings.Contains(complaints, "CONSOLE") || strings.Contains(complaints, "Content Security Policy") {
+		t.Errorf("the browser complains:\n%s", complaints)
+	}
+}
+
+// held holds up the end of loading, and then says whether an element that does not change is still the same.
+const held = `
+const first = document.querySelector("h1"), hold = document.createElement("link");
+hold.rel = "stylesheet";
+hold.href = "hold.css";
+hold.onload = () => { document.body.dataset.kept = document.contains(first); };
+document.head.append(hold);
+`

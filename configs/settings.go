@@ -202,9 +202,11 @@ func (s Setting) parse(text string) (content any, problem string) {
 	case typeDuration:
 		content, ok = limited(s, text, time.ParseDuration)
 	case typeResourceName:
-		if content, err = parseResourceName(text); err != nil {
+		name, err := parseResourceName(text)
+		if err != nil {
 			return nil, err.Error()
 		}
+		return name, ""
 	case typePattern:
 		if text == "" {
 			return nil, "expected a pattern: * matches everything"

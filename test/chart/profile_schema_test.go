@@ -18,11 +18,11 @@ func TestProfileSchema(t *testing.T) {
 		t.Fatal(err)
 	}
 	validate := func(text string) error {
-		var document any
+		var document yaml.Node
 		if err := yaml.Unmarshal([]byte(text), &document); err != nil {
 			t.Fatal(err)
 		}
-		return schema.Validate(document)
+		return schema.Validate(asJSON(t, &document))
 	}
 	good := []string{
 		"{}", "flags:", "health: {xids: {79: fatal, other: ignore}}", "exclude: [0, GPU-1, {pattern: T4}]",
@@ -58,4 +58,30 @@ func TestProfileSchema(t *testing.T) {
 			t.Errorf("the schema accepts %s", text)
 		}
 	}
+}
+
+// asJSON is the value of a node as JSON has it, whose keys are all text.
+func asJSON(t *testing.T, node *yaml.Node) any {
+	t.Helper()
+	switch node.Kind {
+	case yaml.DocumentNode:
+		return asJSON(t, node.Content[0])
+	case yaml.MappingNode:
+		mapping := map[string]any{}
+		for i := 0; i < len(node.Content); i += 2 {
+			mapping[node.Content[i].Value] = asJSON(t, node.Content[i+1])
+		}
+		return mapping
+	case yaml.SequenceNode:
+		list := []any{}
+		for _, item := range node.Content {
+			list = append(list, asJSON(t, item))
+		}
+		return list
+	}
+	var value any
+	if err := node.Decode(&value); err != nil {
+		t.Fatal(err)
+	}
+	return value
 }

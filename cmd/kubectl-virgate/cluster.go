@@ -245,7 +245,7 @@ func coloured(out io.Writer, environment command.Environment) bool {
 var (
 	bad = []string{
 		string(nodereport.ProfileRejected), string(sharing.Unhealthy), string(sharing.Suspect), "Unhealthy",
-		string(nodereport.LayoutFailed), "status not read",
+		string(nodereport.LayoutFailed),
 		"not ready", "NotRegistered", "GPUsNotRead", "GPUsNotListed", "NoProfile", "nothing heard",
 	}
 	waiting = []string{

@@ -144,11 +144,11 @@ func TestClusterRules(t *testing.T) {
 
 // TestPaint: colours are lines' own, and only where they are wanted; a file is no terminal.
 func TestPaint(t *testing.T) {
-	const lines = "n1 applied\nn2 rejected\nn3 switching\n"
+	const lines = "n1 applied\nn2 rejected\nn3 switching\nn4 applied status not read: 403\n"
 	if got := paint(lines, false); got != lines {
 		t.Errorf("%q", got)
 	}
-	if got, want := paint(lines, true), "n1 applied\n\x1b[31mn2 rejected\x1b[0m\n\x1b[33mn3 switching\x1b[0m\n"; got != want {
+	if got, want := paint(lines, true), "n1 applied\n\x1b[31mn2 rejected\x1b[0m\n\x1b[33mn3 switching\x1b[0m\nn4 applied status not read: 403\n"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	file, err := os.Create(filepath.Join(t.TempDir(), "out"))

@@ -100,9 +100,10 @@ func onTerminal(file *os.File, environment Environment) io.Writer {
 // states are the words of a state that is bad, or in which something waits, as words of their own: names
 // may have them in the middle.
 var states = regexp.MustCompile(`(?m)(^|\s)(?:` +
-	`([Uu]nhealthy|suspect|rejected|refused|failed|stopped|not ready|not read|status not read|nothing heard|` +
+	`([Uu]nhealthy|suspect|rejected|refused|failed|stopped|not ready|nothing heard|` +
 	`NotRegistered|GPUsNotRead|GPUsNotListed|NoProfile)|` +
-	`(held|pending|switching|blocked|reset-required|recovering|waiting|waits|starting|stopping|paused|undoing|released)` +
+	`(held|pending|switching|blocked|reset-required|recovering|waiting|waits|starting|stopping|paused|undoing|` +
+	`released)` +
 	`)($|[\s:;,.)])`)
 
 // Paint colours the states in the text: bad ones red, those in which something waits yellow.

@@ -76,6 +76,11 @@ const (
 	NotListed = "none"
 )
 
+// PartitionIndex returns the index "g:i" of a partition of the GPU, as people write it.
+func (g GPU) PartitionIndex(p Partition) string {
+	return strconv.Itoa(g.Index) + ":" + strconv.Itoa(p.Index)
+}
+
 // Partition is a MIG device: a compute instance in a GPU instance of a GPU.
 type Partition struct {
 	// UUID names the partition: "MIG-" and a lower-case UUID.

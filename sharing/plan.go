@@ -509,7 +509,7 @@ func (c candidate) unit(entries []ReplicatedResource) Unit {
 	}
 	if part := c.partition; part != nil {
 		u.ID = part.UUID
-		u.Index += ":" + strconv.Itoa(part.Index)
+		u.Index = c.gpu.PartitionIndex(*part)
 		u.Profile = part.Profile
 		u.GI, u.CI = part.GI, part.CI
 		u.Memory = part.Memory

@@ -243,7 +243,7 @@ func (c *forecaster) foreseenGeometries(
 func unitsOf(gpu sharing.GPU) []nodereport.BusyUnit {
 	units := []nodereport.BusyUnit{{Unit: gpu.UUID, Index: strconv.Itoa(gpu.Index)}}
 	for _, p := range gpu.Partitions {
-		units = append(units, nodereport.BusyUnit{Unit: p.UUID, Index: fmt.Sprintf("%d:%d", gpu.Index, p.Index)})
+		units = append(units, nodereport.BusyUnit{Unit: p.UUID, Index: gpu.PartitionIndex(p)})
 	}
 	return units
 }

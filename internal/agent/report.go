@@ -397,7 +397,7 @@ func waitsOf(gpus []sharing.GPU, status plugin.Status) (waits []nodereport.Wait,
 		}
 		add(g.UUID, g.UUID, strconv.Itoa(g.Index))
 		for _, p := range g.Partitions {
-			add(g.UUID, p.UUID, fmt.Sprintf("%d:%d", g.Index, p.Index))
+			add(g.UUID, p.UUID, g.PartitionIndex(p))
 		}
 	}
 	return waits, switching

@@ -57,8 +57,11 @@ func (s ClaimSpecs) Write(uid string, entries map[int]grant.Edits) error {
 		devices = append(devices, specs.Device{Name: claimEntry(uid, number), ContainerEdits: edits})
 	}
 	spec, err := newSpec(claimClass, devices, specs.ContainerEdits{})
-	if err != nil || spec == nil {
+	if err != nil {
 		return err
+	}
+	if spec == nil {
+		return s.Remove(uid)
 	}
 	f := s.file(uid)
 	if _, err := f.write(spec); err != nil {

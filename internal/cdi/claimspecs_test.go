@@ -38,8 +38,11 @@ func TestClaimSpecs(t *testing.T) {
 	write(uid, 1)
 	write(uid, 2)
 	write(other, 1)
-	if err := s.Write("none", nil); err != nil {
-		t.Fatal(err)
+	write("none", 1)
+	for range 2 { // A claim that is allocated again may have no entries any more.
+		if err := s.Write("none", nil); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if got := files(); len(got) != 2 {
 		t.Fatalf("files %q", got)

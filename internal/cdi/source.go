@@ -95,11 +95,10 @@ type unit struct {
 func units(gpus []sharing.GPU) []unit {
 	var all []unit
 	for _, g := range gpus {
-		index := strconv.Itoa(g.Index)
 		if !g.MIG {
 			all = append(all, unit{
 				id:    g.UUID,
-				index: index,
+				index: strconv.Itoa(g.Index),
 				gpu:   g,
 			})
 			continue
@@ -108,7 +107,7 @@ func units(gpus []sharing.GPU) []unit {
 			p := &g.Partitions[i]
 			all = append(all, unit{
 				id:        p.UUID,
-				index:     index + ":" + strconv.Itoa(p.Index),
+				index:     g.PartitionIndex(*p),
 				gpu:       g,
 				partition: p,
 			})

@@ -42,7 +42,8 @@ type DriverSettings struct {
 	ComputeMode    func(ctx context.Context, gpu string) (mode sharing.ComputeMode, binding uint64, err error)
 	SetComputeMode func(ctx context.Context, gpu string, mode sharing.ComputeMode) error
 	// SetTimeSlice runs nvidia-smi, because the driver does not tell any other program which slice
-	// is set. It returns within a minute, and soon after ctx ends. It is nil for a recording.
+	// is set. It returns within a minute, and soon after ctx ends. If a release keeps it from running,
+	// the error is sharing.ErrReleased. It is nil for a recording.
 	SetTimeSlice func(ctx context.Context, gpu string, slice sharing.TimeSlice) error
 }
 
@@ -405,14 +406,12 @@ func (s *Settings) setTimeSlice(
 	err := s.keepChanged(gpu, changed)
 	switch {
 	case err != nil:
-	case s.blocked(gpu) != "": // A release has begun just now.
-		err = sharing.ErrReleased
 	case s.Driver.SetTimeSlice == nil:
 		err = errors.New("these GPUs are a recording")
 	default:
 		err = s.Driver.SetTimeSlice(ctx, gpu, slice)
 	}
-	if errors.Is(err, sharing.ErrReleased) {
+	if errors.Is(err, sharing.ErrReleased) { // A release has begun just now.
 		return status.GPUSetting{State: status.SettingWaiting, Reason: err.Error()}
 	}
 	if err != nil {

@@ -384,21 +384,20 @@ func assemble(
 		}
 	}
 	for _, g := range gpus {
-		index := strconv.Itoa(g.Index)
 		node := []string(nil)
 		lacks := "the driver does not tell its device node"
 		if g.Minor >= 0 {
 			node, lacks = []string{grant.GPUNode(g.Minor)}, ""
 		}
 		if !g.MIG {
-			add(g, g.UUID, index, node, lacks)
+			add(g, g.UUID, strconv.Itoa(g.Index), node, lacks)
 			continue
 		}
 		// A GPU with MIG enabled runs nothing itself and has no CDI entry.
 		host.Nodes[g.UUID] = node
 		for _, p := range g.Partitions {
 			nodes, lacks := partitionNodes(f, p, node, lacks)
-			add(g, p.UUID, index+":"+strconv.Itoa(p.Index), nodes, lacks)
+			add(g, p.UUID, g.PartitionIndex(p), nodes, lacks)
 		}
 	}
 	return host

@@ -43,19 +43,18 @@ func labelForContainers(path string) error {
 // DaemonSets only an init container can mount there (mps-control-daemon mount-shm). An existing
 // mount stays, because pods use it.
 func MountShm(root, proc string) error {
-	path := filepath.Join(root, hostShm)
 	kibibytes, err := memoryOf(filepath.Join(proc, "meminfo"))
-	if err != nil || isMountPoint(path) {
+	if err != nil {
 		return err
 	}
-	return mountTmpfs(path, kibibytes/2, "755")
+	return mountTmpfs(filepath.Join(root, hostShm), kibibytes/2, "755")
 }
 
 // mountTmpfs mounts a tmpfs of the given size and mode that containers may use. An existing mount
-// stays.
+// stays, and is labelled: its label may have failed.
 func mountTmpfs(path string, kibibytes uint64, mode string) error {
 	if isMountPoint(path) {
-		return nil
+		return labelForContainers(path)
 	}
 	if err := os.MkdirAll(path, 0o755); err != nil { //nolint:gosec // for all users, like /dev/shm
 		return err

@@ -250,45 +250,44 @@ func (g *gate) stop() {
 	g.stopClosing(g.closing)
 }
 
-// errStillOpen means that a session of this program does not end.
-var errStillOpen = errors.New(
-	"this program still has it open, because a driver call is not answered: to let go of it, restart Virgate")
+// errHangs means that a session of this program does not end because a driver call hangs, errNotClosed
+// that it has not ended yet.
+var (
+	errHangs = errors.New(
+		"this program still has it open, because a driver call is not answered: to let go of it, restart Virgate")
+	errNotClosed = errors.New("this program, or an nvidia-smi that it has started, still uses the driver")
+)
 
-// release keeps the GPU at the index closed, and returns when it is closed. While calls hang, it
-// does not ask sessions to end: that would not help, and the driver might not open again.
-func (g *gate) release(ctx context.Context, gpu string, index int, hung string) error {
-	g.mu.Lock()
-	g.released[gpu] = index
-	if hung == "" && !g.awaitRead(ctx) {
-		g.keepWatching(gpu)
-		g.mu.Unlock()
-		return errReading
-	}
-	if open := g.isOpen(index); !open || hung != "" {
-		if open {
-			g.keepWatching(gpu)
-		}
-		g.mu.Unlock()
-		if open {
-			return fmt.Errorf("%w (%s)", errStillOpen, hung)
-		}
-		return nil
-	}
-	g.startClosing()
-	closed := g.closing
-	g.mu.Unlock()
-	select {
-	case <-closed:
-	case <-ctx.Done():
-	}
+// release keeps the GPU at the index closed, and returns when it is closed. hung names the calls that
+// hang; while there are any, release does not ask sessions to end: that would not help, and the
+// driver might not open again.
+func (g *gate) release(ctx context.Context, gpu string, index int, hung func() string) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.stopClosing(closed)
-	if g.isOpen(index) {
+	g.released[gpu] = index
+	if hung() == "" && !g.awaitRead(ctx) {
 		g.keepWatching(gpu)
-		return errStillOpen
+		return errReading
 	}
-	return nil
+	if g.isOpen(index) && hung() == "" {
+		g.startClosing()
+		closed := g.closing
+		g.mu.Unlock()
+		select {
+		case <-closed:
+		case <-ctx.Done():
+		}
+		g.mu.Lock()
+		g.stopClosing(closed)
+	}
+	if !g.isOpen(index) {
+		return nil
+	}
+	g.keepWatching(gpu)
+	if calls := hung(); calls != "" {
+		return fmt.Errorf("%w (%s)", errHangs, calls)
+	}
+	return errNotClosed
 }
 
 // errReading means that a session has to read GPUs, and opens the one to release meanwhile.
@@ -483,7 +482,7 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	case !known && !n.Closed(): // After a restart during a pause, no GPU was read.
 		err = errNoUnit
 	default:
-		err = n.gate.release(ctx, gpu, index, deadlinesOf(n.lib).hung())
+		err = n.gate.release(ctx, gpu, index, deadlinesOf(n.lib).hung)
 	}
 	if err != nil {
 		return index, fmt.Errorf("let go of %s: %w", gpu, err)

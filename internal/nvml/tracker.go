@@ -603,7 +603,7 @@ func (g *gpuState) health(unit string, rules sharing.HealthRules) sharing.UnitHe
 func (g *gpuState) index(unit string) string {
 	for _, p := range g.gpu.Partitions {
 		if p.UUID == unit {
-			return fmt.Sprintf("%d:%d", g.gpu.Index, p.Index)
+			return g.gpu.PartitionIndex(p)
 		}
 	}
 	return strconv.Itoa(g.gpu.Index)

@@ -28,8 +28,11 @@ func (m *Manager) Blocked(gpu string) string {
 	if by == nil {
 		return ""
 	}
-	return fmt.Sprintf("GPU %d is released until %s, and this driver opens all GPUs at once", by.Index,
-		by.Until.UTC().Format("15:04 MST"))
+	state := "being released or taken back"
+	if by.State == Released {
+		state = "released until " + by.Until.UTC().Format("15:04 MST")
+	}
+	return fmt.Sprintf("GPU %d is %s, and this driver opens all GPUs at once", by.Index, state)
 }
 
 func (m *Manager) setClosing(r *release, closing bool) {

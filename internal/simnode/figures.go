@@ -135,6 +135,23 @@ var figuresOfModel = func() map[uint16]map[string]figures {
 	}
 }()
 
+// mebibytesOfModel has the memory of the models' instances, by PCI device ID and memory slots, as the
+// recordings of such GPUs in internal/nvml/trace/testdata have it.
+var mebibytesOfModel = map[uint16]map[int]uint64{
+	0x2330: { // H100 80GB HBM3
+		1: 9984,
+		2: 20096,
+		4: 40448,
+		8: 81152,
+	},
+	0x2335: { // H200
+		1: 16384,
+		2: 33280,
+		4: 71424,
+		8: 143360,
+	},
+}
+
 // figures returns what the GPU's instances with the profile have besides memory.
 func (g *simGPU) figures(info mig.ProfileInfo) mig.Engines {
 	name := strconv.Itoa(info.Profile.Slices) + info.Profile.Attributes

@@ -145,9 +145,12 @@ func (g *simGPU) busID() string {
 	return fmt.Sprintf("%08X:%02X:00.0", g.ordinal/gpusPerDomain, 0x07+0x10*(g.ordinal%gpusPerDomain))
 }
 
-// memoryOf returns the memory of that many memory slots, in bytes. (A real partition has a little
-// less, because the driver keeps some for itself.)
+// memoryOf returns the memory of an instance with that many memory slots, in bytes. Unless it is
+// known, it is a share of the GPU's; real instances have less, because the driver keeps some.
 func (g *simGPU) memoryOf(slots int) uint64 {
+	if mebibytes, known := mebibytesOfModel[g.PCI][slots]; known {
+		return mebibytes << 20
+	}
 	return g.Mebibytes * uint64(slots) / uint64(g.geometry.Slots) << 20
 }
 

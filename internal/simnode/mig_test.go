@@ -162,6 +162,8 @@ func TestFigures(t *testing.T) {
 	for partition, want := range map[string]nvml.Attributes{
 		"a100-40 3g.20gb":   {MemoryMiB: 20480, Multiprocessors: 42, GPUSlices: 3, ComputeSlices: 3, CopyEngines: 3, Decoders: 2},
 		"a30 2g.12gb+me":    {MemoryMiB: 12288, Multiprocessors: 28, GPUSlices: 2, ComputeSlices: 2, CopyEngines: 2, Decoders: 2, JPEGEngines: 1, OFAEngines: 1},
+		"h100 1g.20gb":      {MemoryMiB: 20096, Multiprocessors: 26, GPUSlices: 1, ComputeSlices: 1, CopyEngines: 1, Decoders: 1, JPEGEngines: 1},
+		"h200 4g.71gb":      {MemoryMiB: 71424, Multiprocessors: 64, GPUSlices: 4, ComputeSlices: 4, CopyEngines: 4, Decoders: 4, JPEGEngines: 4},
 		"h100-nvl 2g.24gb":  {MemoryMiB: 23957, Multiprocessors: 32, GPUSlices: 2, ComputeSlices: 2, CopyEngines: 2, Decoders: 2, JPEGEngines: 2},
 		"h200-nvl 7g.141gb": {MemoryMiB: 143771, Multiprocessors: 132, GPUSlices: 7, ComputeSlices: 7, CopyEngines: 8, Decoders: 7, JPEGEngines: 7, OFAEngines: 1},
 		"h100-pcie 3g.40gb": {MemoryMiB: 40779, Multiprocessors: 46, GPUSlices: 3, ComputeSlices: 3, CopyEngines: 3, Decoders: 3, JPEGEngines: 3},

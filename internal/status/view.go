@@ -129,9 +129,8 @@ func GPUs(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthRe
 			Health:      healthOf(states, g.UUID, g.Health),
 			Units:       []Unit{},
 		}
-		index := strconv.Itoa(g.Index)
 		for _, p := range g.Partitions {
-			u := unit(p.UUID, index+":"+strconv.Itoa(p.Index), p.Health, p.Memory)
+			u := unit(p.UUID, g.PartitionIndex(p), p.Health, p.Memory)
 			u.Profile = p.Profile.String()
 			if p.Placement.Size > 0 {
 				u.Placement = &p.Placement
@@ -139,7 +138,7 @@ func GPUs(gpus []sharing.GPU, usage []sharing.UnitUsage, health sharing.HealthRe
 			gpu.Units = append(gpu.Units, u)
 		}
 		if _, held := used[g.UUID]; held || len(g.Partitions) == 0 {
-			gpu.Units = append(gpu.Units, unit(g.UUID, index, g.Health, g.Memory))
+			gpu.Units = append(gpu.Units, unit(g.UUID, strconv.Itoa(g.Index), g.Health, g.Memory))
 		}
 		list = append(list, gpu)
 	}

@@ -103,7 +103,11 @@ func rolloutCommand() *cli.Command {
 func hidden(flags []cli.Flag) []cli.Flag {
 	var all []cli.Flag
 	for _, flag := range flags {
-		f := command.Flag{Names: flag.Names(), Kind: command.KindText, Hidden: true}
+		f := command.Flag{
+			Names:  flag.Names(),
+			Kind:   command.KindText,
+			Hidden: true,
+		}
 		if !flag.(cli.DocGenerationFlag).TakesValue() {
 			f.Kind = command.KindBool
 		}

@@ -102,7 +102,8 @@ func onTerminal(file *os.File, environment Environment) io.Writer {
 var states = regexp.MustCompile(`(?m)(^|\s)(?:` +
 	`([Uu]nhealthy|suspect|rejected|refused|failed|stopped|not ready|not read|status not read|nothing heard|` +
 	`NotRegistered|GPUsNotRead|GPUsNotListed|NoProfile)|` +
-	`(held|pending|switching|blocked|reset-required|recovering|waiting|waits|starting|stopping|paused|undoing|released)` +
+	`(held|pending|switching|blocked|reset-required|recovering|waiting|waits|starting|stopping|paused|undoing|` +
+	`released)` +
 	`)($|[\s:;,.)])`)
 
 // Paint colours the states in the text: bad ones red, those in which something waits yellow.

@@ -89,7 +89,9 @@ test-chart: $(if $(TIMES),$(GOTESTSUM)) ## the chart with Helm's own code, CDI s
 manifest: ## deployments/virgate.yaml, from the chart
 	cd test/chart && go test -run '^(TestDefaults|TestManifest)$$' . -update
 
-reference: ## docs: the keys of profiles and the chart's values, from the program
+reference: ## docs: flags, the keys of profiles and the chart's values, from the program
+	go test -run '^TestFlagReference$$' ./cmd/virgate -update
+	go test -run '^TestFlagReference$$' ./cmd/kubectl-virgate -update
 	go test -run '^TestReference' ./configs -update
 	cd test/chart && go test -run '^TestValuesReference$$' . -update
 

@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/status"
 )
 
@@ -24,9 +25,10 @@ func clusterCommands() []*cli.Command {
 	part := func(name, usage string, show func(*text, cluster.View, bool),
 		of func(cluster.View) (list any, names []string)) *cli.Command {
 		return &cli.Command{
-			Name:      name,
-			Usage:     usage,
-			ArgsUsage: "[NODE...]",
+			Name:          name,
+			Usage:         usage,
+			ArgsUsage:     "[NODE...]",
+			ShellComplete: completeNode,
 			Action: func(ctx context.Context, cmd *cli.Command) error {
 				return lookAtCluster(ctx, cmd, show, of)
 			},
@@ -47,6 +49,20 @@ func clusterCommands() []*cli.Command {
 					func(t cluster.TenantView) string { return "namespace/" + t.Namespace })
 			}),
 		clusterWhyCommand(),
+	}
+}
+
+// completeNode prints the names of all Nodes, unless the API server is slow.
+func completeNode(ctx context.Context, cmd *cli.Command) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	config, _, err := configsource.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
+	if err != nil {
+		return
+	}
+	names, _ := nodestatus.NodeNames(ctx, config)
+	for _, name := range names {
+		_, _ = fmt.Fprintln(cmd.Root().Writer, status.Plain(name))
 	}
 }
 

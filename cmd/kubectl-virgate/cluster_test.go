@@ -141,3 +141,21 @@ func TestClusterRules(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
+
+// TestComplete: kubectl has its plugin's words completed by a program of that name.
+func TestComplete(t *testing.T) {
+	kubeconfig := clusterAPI(t)
+	for line, want := range map[string]string{
+		"no":                                     "nodes\tshows nodes with profile, state, resources and MIG layouts\n:4\n",
+		"gpus -o y":                              "yaml\n:4\n",
+		"nodes --kubeconfig " + kubeconfig + " ": "n1\n:4\n",
+		"nodes --kubeconfig /none ":              ":4\n",
+		"rollout start --mig":                    "--mig-config\tPROFILE is a MIG layout: set nvidia.com/mig.config\n:4\n",
+	} {
+		var out, errors strings.Builder
+		code := run(t.Context(), append([]string{"/usr/bin/kubectl_complete-virgate"}, strings.Split(line, " ")...), os.LookupEnv, &out, &errors)
+		if code != 0 || out.String() != want || errors.String() != "" {
+			t.Errorf("%q: exit code %d, %q, want %q; %s", line, code, out.String(), want, errors.String())
+		}
+	}
+}

@@ -11,6 +11,7 @@ import (
 	_ "embed" // for flagFile
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/urfave/cli/v3"
@@ -28,8 +29,15 @@ type text struct{ command.Text }
 
 // run runs the program and is independent of the process. It returns the exit code.
 func run(ctx context.Context, args []string, _ command.Environment, stdout, stderr io.Writer) int {
+	if len(args) > 0 && filepath.Base(args[0]) == completer {
+		args = slices.Insert(slices.Clone(args), 1, command.CompleteWord)
+	}
+	return command.Run(ctx, rootCommand(stdout, stderr), withoutCluster(args))
+}
+
+func rootCommand(stdout, stderr io.Writer) *cli.Command {
 	views := clusterCommands()
-	root := &cli.Command{
+	return &cli.Command{
 		Name:  "kubectl virgate",
 		Usage: "shows the GPUs of all nodes of a cluster and who holds them, and gives nodes another profile",
 		Description: "Without a command it shows the nodes. It reads Nodes and pods, and with the right to\n" +
@@ -46,7 +54,6 @@ func run(ctx context.Context, args []string, _ command.Environment, stdout, stde
 		Action:   views[0].Action,
 		Commands: append(views, rolloutCommand(), command.VersionCommand()),
 	}
-	return command.Run(ctx, root, withoutCluster(args))
 }
 
 // The flags. They never change.
@@ -55,6 +62,9 @@ func run(ctx context.Context, args []string, _ command.Environment, stdout, stde
 var flagFile string
 
 var flagTable = command.ParseFlags(flagFile)
+
+// completer is the name under which kubectl calls a program to complete the plugin's words.
+const completer = "kubectl_complete-virgate"
 
 // clusterFlags returns the flags of the commands that show the cluster, but those of all commands.
 func clusterFlags() []cli.Flag { return append(flagTable.Of(nil, "[cluster]"), command.OutputFlag()) }

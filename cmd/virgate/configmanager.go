@@ -22,7 +22,7 @@ import (
 // image. Virgate itself does not need it: see profileOptions.
 func configManagerCommand(environment environment, stderr io.Writer) *cli.Command {
 	flags := flagTable.Of(environment, "config-dir", "node-name", "node-label", "default-config", "fallback-strategies",
-		"kubeconfig", "[config-manager]")
+		"kubeconfig", "[config-manager]", "[log]")
 	once, _ := environment("ONESHOT")
 	_, onceErr := strconv.ParseBool(cmp.Or(once, "false"))
 	return &cli.Command{
@@ -44,24 +44,25 @@ func configManagerCommand(environment environment, stderr io.Writer) *cli.Comman
 			if onceErr != nil && !cmd.IsSet("oneshot") {
 				return command.Usage(fmt.Errorf("$ONESHOT: expected true or false (got %q)", once))
 			}
-			log := slog.New(slog.NewTextHandler(stderr, nil))
-			o, err := profileOptions(cmd, nil, log)
-			if err != nil {
-				return err
-			}
-			node := &configsource.NodeSource{
-				Source:    o.Source,
-				Labels:    o.Labels,
-				Default:   o.Default,
-				Fallbacks: o.Fallbacks,
-			}
-			m := configManager{
-				node: node,
-				dir:  cmd.String("config-dir"),
-				link: cmd.String("config-file-dst"),
-				log:  log,
-			}
-			return m.run(ctx, cmd.Bool("oneshot"))
+			return withLog(cmd, stderr, func(log *slog.Logger) error {
+				o, err := profileOptions(cmd, nil, log)
+				if err != nil {
+					return err
+				}
+				node := &configsource.NodeSource{
+					Source:    o.Source,
+					Labels:    o.Labels,
+					Default:   o.Default,
+					Fallbacks: o.Fallbacks,
+				}
+				m := configManager{
+					node: node,
+					dir:  cmd.String("config-dir"),
+					link: cmd.String("config-file-dst"),
+					log:  log,
+				}
+				return m.run(ctx, cmd.Bool("oneshot"))
+			})
 		},
 	}
 }

@@ -134,7 +134,7 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 			"Example: virgate gpu-feature-discovery --node sim:dgx-a100 --use-node-feature-api=false --output-file= " +
 			"--oneshot",
 		Flags: append(flagsOf(settings),
-			flagTable.Of(environment, "[gpu-feature-discovery]", "node", "sim-world")...),
+			flagTable.Of(environment, "[gpu-feature-discovery]", "node", "sim-world", "[log]")...),
 		Hidden: true,
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			if err := checkFollowed(cmd, "config-file"); err != nil {
@@ -142,7 +142,6 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 			}
 			d := &featureDiscovery{
 				cmd: cmd,
-				log: slog.New(slog.NewTextHandler(stderr, nil)),
 				file: &configsource.File{
 					Path:      cmd.String("config-file"),
 					Overrides: overridesOf(cmd, environment, settings),
@@ -150,7 +149,10 @@ func featureDiscoveryCommand(environment environment, stderr io.Writer) *cli.Com
 				},
 			}
 			d.pod, _ = environment("POD_NAME")
-			return d.run(ctx)
+			return withLog(cmd, stderr, func(log *slog.Logger) error {
+				d.log = log
+				return d.run(ctx)
+			})
 		},
 	}
 }

@@ -40,7 +40,11 @@ var version = "devel"
 
 // run runs the program and is independent of the process. It returns the exit code.
 func run(ctx context.Context, args []string, environment environment, stdout, stderr io.Writer) int {
-	root := &cli.Command{
+	return command.Run(ctx, rootCommand(environment, stdout, stderr), impliedCommand(args))
+}
+
+func rootCommand(environment environment, stdout, stderr io.Writer) *cli.Command {
+	return &cli.Command{
 		Name:  "virgate",
 		Usage: "shares a node's NVIDIA GPUs among pods",
 		Description: "Virgate offers a node's GPUs to pods: whole, time-sliced, by MPS or as MIG partitions, as\n" +
@@ -65,7 +69,7 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 			command.Group("Cluster", uninstallCommand(environment)),
 			command.Group("Node", runCommand(environment, stderr), mpsCommand(environment, stderr), statusCommand(),
 				healthCommand(), gpuCommand(), migCommand(environment)),
-			command.Group("Other", command.VersionCommand()),
+			command.Group("Other", command.CompletionCommand(), command.VersionCommand()),
 			[]*cli.Command{
 				configManagerCommand(environment, stderr),
 				featureDiscoveryCommand(environment, stderr),
@@ -74,7 +78,6 @@ func run(ctx context.Context, args []string, environment environment, stdout, st
 		),
 		Action: func(_ context.Context, cmd *cli.Command) error { return cli.ShowRootCommandHelp(cmd) },
 	}
-	return command.Run(ctx, root, impliedCommand(args))
 }
 
 // elsewhere returns the words that are no commands of this program, each with a text for users who type it.

@@ -2,9 +2,16 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
+	"io"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 	"unicode/utf8"
+
+	"github.com/virgate/virgate/test/shortdir"
 )
 
 // TestWords checks which help or version the words of a command line show, and the errors for
@@ -126,5 +133,50 @@ func TestShortHelp(t *testing.T) {
 		if flag, _, found := strings.Cut(strings.TrimPrefix(line, "   --"), " "); found && strings.HasPrefix(line, "   --") && !strings.Contains(all, "--"+flag) {
 			t.Errorf("the long help has no --%s", flag)
 		}
+	}
+}
+
+// TestLogFormat: each line of the log is an object with the time, the level and the message, and so is the
+// error with which a command ends. Without the flag the log is text.
+func TestLogFormat(t *testing.T) {
+	root := shortdir.New(t)
+	for _, test := range []struct {
+		name string
+		args []string
+		code int
+		says string
+	}{
+		{"run", []string{"run", "--node", "sim:t4", "--device-plugin-dir", root, "--listen", "", "--control-socket", "", "--watch-pods", "--node-name", "n", "--kubeconfig", "/none"}, 1, "ended"},
+		{"mps", []string{"mps", "--node", "sim:t4", "--mps-root", "/dev/null/mps"}, 1, "ended"},
+		{"config-manager", []string{"config-manager", "--config-dir", root, "--config-file-dst", filepath.Join(root, "none/link"), "--oneshot"}, 0, "no label is looked at"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, format := range []string{"text", "json"} {
+				var stderr bytes.Buffer
+				code := run(t.Context(), append(append([]string{"virgate"}, test.args...), "--log-format", format), func(string) (string, bool) { return "", false }, io.Discard, &stderr)
+				if code != test.code {
+					t.Fatalf("exit code %d: %s", code, stderr.String())
+				}
+				var messages []string
+				for line := range strings.Lines(stderr.String()) {
+					var entry struct {
+						Time       time.Time
+						Level, Msg string
+					}
+					err := json.Unmarshal([]byte(line), &entry)
+					if inJSON := err == nil && !entry.Time.IsZero() && entry.Level != "" && entry.Msg != ""; inJSON != (format == "json") {
+						t.Errorf("%s: %s%v", format, line, err)
+					}
+					messages = append(messages, entry.Msg)
+				}
+				if format == "json" && !slices.Contains(messages, test.says) {
+					t.Errorf("no message %q in %q", test.says, messages)
+				}
+			}
+		})
+	}
+	var stderr bytes.Buffer
+	if code := run(t.Context(), []string{"virgate", "mps", "--log-format", "xml"}, func(string) (string, bool) { return "", false }, io.Discard, &stderr); code != 2 || stderr.String() != "virgate: --log-format \"xml\" is none of text, json\n" {
+		t.Errorf("exit code %d: %s", code, stderr.String())
 	}
 }

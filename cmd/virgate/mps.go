@@ -68,15 +68,13 @@ func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 			},
 		}},
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			log, err := newLog(cmd, stderr)
-			if err != nil {
-				return err
-			}
 			config, err := configs.Parse("", nil, overridesOf(cmd, environment, settings))
 			if err != nil {
 				return command.Usage(err)
 			}
-			return superviseMPS(ctx, cmd, config.Startup, log)
+			return withLog(cmd, stderr, func(log *slog.Logger) error {
+				return superviseMPS(ctx, cmd, config.Startup, log)
+			})
 		},
 	}
 }

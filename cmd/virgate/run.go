@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -35,10 +36,6 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 			"Example: virgate run --node sim:dgx-a100 --config profile.yaml --device-plugin-dir /tmp/dp",
 		Flags: append(flags, settingFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
-			log, err := newLog(cmd, stderr)
-			if err != nil {
-				return err
-			}
 			for _, name := range []string{
 				"quiet-time", "stop-after", "retire-after", "rescan", "probe", "drain-timeout", "sample",
 			} {
@@ -46,23 +43,37 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 					return command.Usage(fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name)))
 				}
 			}
-			klog.SetSlogLogger(log) // Give client-go's lines the format of the others.
-			return serve(ctx, cmd, environment, log)
+			return withLog(cmd, stderr, func(log *slog.Logger) error { return serve(ctx, cmd, environment, log) })
 		},
 	}
 	return command.ShortHelp(cmd, "config", "config-map", "default-config", "node-name", "kubeconfig", "node",
 		"nvidia-driver-root", "mig-strategy", "device-list-strategy", "shared-devices-allocation-policy", "dra",
 		"device-plugin-dir", "control-socket", "listen", "watch-pods", "evict-over-limit", "feature-labels",
-		"allow-gpu-reset", "drain-on-exit", "log-level")
+		"allow-gpu-reset", "drain-on-exit", "log-level", "log-format")
 }
 
-func newLog(cmd *cli.Command, stderr io.Writer) (*slog.Logger, error) {
+// withLog runs a command that runs for long, with a log as --log-level and --log-format say. In JSON the
+// command's error is a line of the log, too.
+func withLog(cmd *cli.Command, stderr io.Writer, run func(log *slog.Logger) error) error {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(cmd.String("log-level"))); err != nil {
-		return nil, command.Usage(fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)",
+		return command.Usage(fmt.Errorf("--log-level: expected debug, info, warn or error (got %q)",
 			cmd.String("log-level")))
 	}
-	return slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})), nil
+	options := &slog.HandlerOptions{Level: level}
+	log := slog.New(slog.NewTextHandler(stderr, options))
+	inJSON := cmd.String("log-format") == "json"
+	if inJSON {
+		log = slog.New(slog.NewJSONHandler(stderr, options))
+		slog.SetDefault(log) // For what the standard library logs.
+	}
+	klog.SetSlogLogger(log) // Give client-go's lines the format of the others.
+	err := run(log)
+	if err == nil || !inJSON {
+		return err
+	}
+	log.Error("ended", "error", err)
+	return errors.Join(command.ErrSilent, err)
 }
 
 func serve(ctx context.Context, cmd *cli.Command, environment environment, log *slog.Logger) error {

@@ -42,7 +42,7 @@ var helpWords = strings.NewReplacer(
 	"GLOBAL OPTIONS:", "OPTIONS OF {{(index .Lineage 1).FullName}}:",
 )
 
-// ErrSilent ends the program with exit code 1 after the reason has been printed.
+// ErrSilent ends the program after the reason has been printed.
 var ErrSilent = errors.New("already reported")
 
 // Run runs the program and is independent of the process. It returns the exit code: 0, 1 when
@@ -52,6 +52,10 @@ func Run(ctx context.Context, root *cli.Command, args []string) int {
 	root.HideVersion = true     // The library's flag would take -v.
 	root.HideHelpCommand = true // The library's exits with 3 for an unknown topic.
 	root.ExitErrHandler = func(context.Context, *cli.Command, error) {}
+	if len(args) > 1 && args[1] == CompleteWord {
+		complete(ctx, root, args[2:])
+		return 0
+	}
 	if word := elsewhere(root, args); word != "" {
 		_, _ = fmt.Fprintf(root.ErrWriter, "%s: %v\n", root.Name, unknownCommand(root, "command", "", word))
 		return 2
@@ -59,13 +63,12 @@ func Run(ctx context.Context, root *cli.Command, args []string) int {
 	var noTopic error
 	prepare(root, func(err error) { noTopic = err })
 	err := cmp.Or(root.Run(ctx, args), noTopic)
-	switch {
-	case err == nil:
+	if err == nil {
 		return 0
-	case errors.Is(err, ErrSilent):
-		return 1
 	}
-	_, _ = fmt.Fprintf(root.ErrWriter, "%s: %v\n", root.Name, err)
+	if !errors.Is(err, ErrSilent) {
+		_, _ = fmt.Fprintf(root.ErrWriter, "%s: %v\n", root.Name, err)
+	}
 	if _, usage := errors.AsType[usageError](err); usage {
 		return 2
 	}

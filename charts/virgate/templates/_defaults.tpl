@@ -79,6 +79,7 @@ image:
     tag: ""
 imagePullSecrets: []
 kubeletRootDir: /var/lib/kubelet
+logFormat: text
 logLevel: info
 memoryGuard:
     evict: false

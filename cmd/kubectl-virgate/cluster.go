@@ -56,7 +56,7 @@ func clusterCommands() []*cli.Command {
 func completeNode(ctx context.Context, cmd *cli.Command) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	config, _, err := configsource.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
+	config, _, err := kube.UserConfig(cmd.String("kubeconfig"), cmd.String("context"))
 	if err != nil {
 		return
 	}

@@ -28,11 +28,8 @@ func (m *Manager) Blocked(gpu string) string {
 	if by == nil {
 		return ""
 	}
-	state := "being released or taken back"
-	if by.State == Released {
-		state = "released until " + by.Until.UTC().Format("15:04 MST")
-	}
-	return fmt.Sprintf("GPU %d is %s, and this driver opens all GPUs at once", by.Index, state)
+	return fmt.Sprintf("GPU %d is released, or about to be, until %s, and this driver opens all GPUs at once", by.Index,
+		by.Until.UTC().Format("15:04 MST"))
 }
 
 func (m *Manager) setClosing(r *release, closing bool) {

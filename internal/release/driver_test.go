@@ -185,6 +185,8 @@ func TestTakenBackTogether(t *testing.T) {
 		r := start(t, "")
 		for _, path := range []string{"release?for=1h&", "restore?"} {
 			before := r.sim.Calls("Init")
+			// Without it the first GPU may be back before the others are asked for.
+			r.sim.InjectFault("Init", simnode.Fault{Delay: time.Second})
 			for gpu := range 3 {
 				r.ask(fmt.Sprintf("/gpu/%sgpu=%d", path, gpu))
 			}

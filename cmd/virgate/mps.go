@@ -25,10 +25,6 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// mpsDirectory is the path under which virgate run, virgate mps, the daemons and the pods see the
-// MPS directory, each in its own container.
-const mpsDirectory = "/mps"
-
 // mpsCommand runs the MPS daemons. It also replaces NVIDIA's mps-control-daemon.
 func mpsCommand(environment environment, stderr io.Writer) *cli.Command {
 	// Only the settings about the driver's place are used; the others are accepted but ignored.

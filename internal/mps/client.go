@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"net"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -28,7 +29,7 @@ type (
 type (
 	wishLine struct {
 		Units []Unit `json:"units"`
-		// At is when the client sent the wish, by monotonic; 0 if that is unknown.
+		// At is when the client sent the wish, by monotonic; 0 from an older client.
 		At int64 `json:"at"`
 		// Released are the GPUs that the server must not open, by UUID, with the driver's index, or
 		// -1 while it is unknown. None of them is in Units.
@@ -39,8 +40,10 @@ type (
 	}
 	statesLine struct {
 		Units []State `json:"units"`
-		// Taken is the At of the last wish in force; 0 for none.
-		Taken int64 `json:"taken,omitempty"`
+		// Taken is the At of the last wish in force: 0 for none, nil from an older server.
+		Taken *int64 `json:"taken,omitempty"`
+		// UnitMemory is true if each unit has its own /dev/shm. Older servers do not make one.
+		UnitMemory bool `json:"unitMemory,omitempty"`
 	}
 )
 
@@ -67,7 +70,7 @@ type Client struct {
 	wish      *wishLine
 	released  map[string]int
 	states    []State
-	taken     int64
+	taken     *int64
 	connected bool
 	// changed is closed when any field above changes, wished when wish changes.
 	changed, wished chan struct{}
@@ -113,10 +116,10 @@ func (c *Client) KeepClosed(released map[string]int) bool {
 	switch {
 	case c.wish != nil && changed:
 		c.send(wishLine{Units: c.wish.Units, Keep: c.wish.Keep})
-	case c.wish == nil && len(released) > 0 && c.connected:
+	case c.wish == nil && len(released) > 0 && c.connected && c.taken != nil:
 		c.send(wishLine{Keep: true})
 	}
-	return !c.connected || len(released) == 0 || c.taken >= c.wish.At
+	return !c.connected || len(released) == 0 || c.taken == nil || *c.taken >= c.wish.At
 }
 
 // States returns the units that have a daemon or should have one, sorted by ID. Without a
@@ -145,7 +148,7 @@ func (c *Client) Watch(ctx context.Context, changed func()) error {
 func (c *Client) set(line statesLine, connected bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.connected == connected && slices.Equal(c.states, line.Units) && c.taken == line.Taken {
+	if c.connected == connected && slices.Equal(c.states, line.Units) && reflect.DeepEqual(c.taken, line.Taken) {
 		return
 	}
 	c.states = line.Units
@@ -196,8 +199,18 @@ func (c *Client) session(ctx context.Context, connected func()) error {
 		defer close(sent)
 		c.sendWishes(sending, connection)
 	}()
-	return readLines(connection, silence, func(line statesLine) { c.set(line, true) })
+	return readLines(connection, silence, func(line statesLine) {
+		if !line.UnitMemory {
+			for i := range line.Units {
+				line.Units[i].Phase, line.Units[i].Reason = nodereport.MPSStarting, olderServer
+			}
+		}
+		c.set(line, true)
+	})
 }
+
+// olderServer is the reason why no share is offered: a container with one would not start.
+const olderServer = "virgate mps is older than virgate run, and has no /dev/shm for each GPU yet"
 
 // sendWishes sends each wish. It closes the connection if that fails.
 func (c *Client) sendWishes(ctx context.Context, connection net.Conn) {

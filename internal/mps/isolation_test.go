@@ -22,6 +22,7 @@ import (
 	"github.com/virgate/virgate/internal/simmps"
 	"github.com/virgate/virgate/plugin/grant"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 )
 
 // containerMounts is the variable with the mounts of a process that is a container of the test.
@@ -370,6 +371,60 @@ func TestNoMemory(t *testing.T) {
 	n.await(gpu + " failed+that requires virgate mps mount-shm before this program, or mountPropagation Bidirectional")
 }
 
+// TestUpgrade: containers that an older version started have the memory of all units. They, and who comes later, keep it
+// until nobody holds the unit; a unit that nobody holds has its own from the start.
+func TestUpgrade(t *testing.T) {
+	t.Parallel()
+	n := newMountingNode(t, syscall.MS_SHARED)
+	common := filepath.Join(n.root, "shm")
+	mount(t, "shm", common)
+	if err := os.MkdirAll(n.pipe(gpu), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	n.supervise()
+	n.connect()
+	n.client.Want([]mps.Unit{of(gpu), of(other)})
+	n.await(gpu+" ready+its programs share /dev/shm with those of other units", other+" ready")
+	n.awaitCommon(gpu)
+	n.older(gpu, other)
+	old, said := n.runContainer(strings.ReplaceAll(n.mountsOf(gpu), n.root+"/"+gpu+"/shm", common))
+	n.checkIsolated(gpu, said, 1)
+	_, said = n.runContainer(n.mountsOf(other))
+	n.checkIsolated(other, said, 1)
+	late, said := n.runContainer(n.mountsOf(gpu))
+	n.checkIsolated(gpu, said, 2)
+
+	vacant := of(gpu)
+	vacant.Vacant = true
+	late.end()
+	n.client.Want([]mps.Unit{vacant, of(other)}) // The last one's container still ends.
+	await.True(t, "a look at the containers", func() bool { return n.logged("the memory of all units is still held") })
+	n.awaitCommon(gpu)
+	old.end()
+	n.awaitCommon()
+	n.await(gpu+" ready", other+" ready")
+	_, said = n.runContainer(n.mountsOf(gpu))
+	n.checkIsolated(gpu, said, 1)
+	if n.exists("shm") {
+		t.Error("the memory of all units is there still")
+	}
+}
+
+// awaitCommon waits until exactly these units have the memory of all.
+func (n *node) awaitCommon(units ...string) {
+	n.t.Helper()
+	n.until(fmt.Sprintf("the memory of all units for %q", units), func() (bool, string) {
+		states, connected := n.client.States()
+		var common []string
+		for _, state := range states {
+			if state.CommonMemory {
+				common = append(common, state.ID)
+			}
+		}
+		return connected && slices.Equal(common, units), fmt.Sprint(states)
+	})
+}
+
 // older makes the units' daemons older than R580: their memory is a file in /dev/shm. Tests that
 // check which memory clients see need it.
 func (n *node) older(units ...string) {
@@ -410,4 +465,10 @@ func TestOwnVolume(t *testing.T) {
 	if states, _ := n.client.States(); states[0].Reason != "" {
 		t.Errorf("with a daemon of R580: %+v", states[0])
 	}
+}
+
+func (n *node) logged(text string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return strings.Contains(n.log.String(), text)
 }

@@ -804,6 +804,8 @@ func TestStrangeServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = connection.Write([]byte(`{"units":[{"id":"GPU-1","phase":"ready"}]}` + "\n"))
+	n.await("GPU-1 starting+virgate mps is older") // Its clients' containers would not start.
+	_, _ = connection.Write([]byte(`{"unitMemory":true,"units":[{"id":"GPU-1","phase":"ready"}]}` + "\n"))
 	n.await("GPU-1 ready")
 	_, _ = connection.Write([]byte("no JSON\n"))
 	n.until("no connection", func() (bool, string) {

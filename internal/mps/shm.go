@@ -17,10 +17,12 @@ import (
 //
 //	<unit>/memory  the unit's own tmpfs, in most cases
 //	.shm/<unit>    in the tmpfs of MountShm, if this program's mounts do not reach the host
+//	shm            the tmpfs of all units, which earlier versions made, until no pod holds the unit
 const (
-	shmLink = "shm"
-	ownShm  = "memory"
-	hostShm = ".shm"
+	shmLink   = "shm"
+	ownShm    = "memory"
+	hostShm   = ".shm"
+	commonShm = "shm"
 )
 
 // serverFiles are the files that servers of older drivers make: cuda.shm.USER.PID.1, in hexadecimal
@@ -35,21 +37,38 @@ func (u *unitRun) shm() string {
 	return filepath.Join(u.dir(), shmLink)
 }
 
+// onCommonShm reports whether the unit's daemon and clients use the /dev/shm of all units.
+func (s *supervisor) onCommonShm(unit string) bool {
+	target, err := os.Readlink(filepath.Join(s.Root, unit, shmLink))
+	return err == nil && target == filepath.Join("..", commonShm)
+}
+
 // prepareShm makes the unit's /dev/shm if it has none.
 func (u *unitRun) prepareShm() error {
 	if !u.OwnShm {
 		return nil
 	}
+	u.shmLock.Lock()
+	defer u.shmLock.Unlock()
 	target, err := os.Readlink(u.shm())
 	switch {
 	case err == nil && (target != ownShm || isMountPoint(filepath.Join(u.dir(), ownShm))):
 		return nil // Clients have it mounted.
+	case err == nil:
+		return u.makeShm()
 	case errors.Is(err, syscall.EINVAL):
 		if err := u.replaceNoLink(); err != nil {
 			return err
 		}
-	case err != nil && !errors.Is(err, os.ErrNotExist):
+	case !errors.Is(err, os.ErrNotExist):
 		return err
+	}
+	common := filepath.Join(u.Root, commonShm)
+	if isMountPoint(common) && (servedBefore(u.dir()) || u.unit.MemoryParts == 0) {
+		if err := makeDir(u.dir()); err != nil {
+			return err
+		}
+		return os.Symlink(filepath.Join("..", commonShm), u.shm())
 	}
 	return u.makeShm()
 }
@@ -66,6 +85,13 @@ func (u *unitRun) replaceNoLink() error {
 	}
 	u.log.Warn("a directory is in the place of the unit's memory, renamed", "from", u.shm(), "to", aside)
 	return os.Rename(u.shm(), aside)
+}
+
+// servedBefore reports whether a version without <unit>/shm had a daemon for the unit. This version
+// makes the directory pipe last.
+func servedBefore(dir string) bool {
+	_, err := os.Lstat(filepath.Join(dir, "pipe"))
+	return err == nil
 }
 
 // makeShm makes the unit's own memory and lets the link point to it.
@@ -112,11 +138,61 @@ func (u *unitRun) makeShm() error {
 	return os.Rename(next, u.shm())
 }
 
+// leaveCommonShm moves a unit that no pod holds from the memory of all units to memory of its own.
+// It reports whether the unit's daemon has to be restarted for that.
+func (u *unitRun) leaveCommonShm() (left bool, err error) {
+	if !u.unit.Vacant || !u.onCommonShm(u.unit.ID) {
+		return false, nil
+	}
+	u.shmLock.Lock()
+	defer u.shmLock.Unlock()
+	if held, err := u.holdsCommonShm(); held || err != nil {
+		return false, err
+	}
+	if err := u.makeShm(); err != nil { // Containers that start from now on use it.
+		return false, err
+	}
+	if held, err := u.holdsCommonShm(); held || err != nil { // A container has started meanwhile.
+		return false, errors.Join(err, u.linkCommonShm())
+	}
+	u.dropCommonShm()
+	u.log.Info("MPS daemon and clients have a /dev/shm of their own from now on")
+	return true, nil
+}
+
+// holdsCommonShm reports whether a container of the unit has the memory of all units mounted. A pod
+// that has ended may still have one.
+func (u *unitRun) holdsCommonShm() (bool, error) {
+	clients, err := u.clientsNow()
+	if err != nil {
+		return false, err
+	}
+	common := deviceOf(filepath.Join(u.Root, commonShm))
+	for _, c := range clients[u.unit.ID] {
+		if c.shm == common {
+			u.log.Debug("the memory of all units is still held", "by", u.Who(c.pid))
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// linkCommonShm undoes makeShm.
+func (u *unitRun) linkCommonShm() error {
+	next := u.shm() + ".next"
+	if err := os.Symlink(filepath.Join("..", commonShm), next); err != nil {
+		return err
+	}
+	return os.Rename(next, u.shm())
+}
+
 // removeShm removes the unit's memory, which no pod holds any more.
 func (u *unitRun) removeShm() error {
 	if !u.OwnShm {
 		return nil
 	}
+	u.shmLock.Lock()
+	defer u.shmLock.Unlock()
 	own := filepath.Join(u.dir(), ownShm)
 	if isMountPoint(own) {
 		// Empty it first: a mount namespace that still has it must not keep the memory.
@@ -136,7 +212,35 @@ func (u *unitRun) removeShm() error {
 	if err := os.RemoveAll(filepath.Join(u.Root, hostShm, u.unit.ID)); err != nil {
 		return err
 	}
-	return os.RemoveAll(u.dir())
+	if err := os.RemoveAll(u.dir()); err != nil {
+		return err
+	}
+	u.dropCommonShm()
+	return nil
+}
+
+// dropCommonShm unmounts the memory of all units if no unit uses it. The caller holds the lock.
+func (s *supervisor) dropCommonShm() {
+	common := filepath.Join(s.Root, commonShm)
+	if reaches, err := mountsReachHost(s.Proc, s.Root); err != nil || !reaches || !isMountPoint(common) {
+		return
+	}
+	entries, err := os.ReadDir(s.Root)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		if checkUnitID(e.Name()) != nil {
+			continue
+		}
+		dir := filepath.Join(s.Root, e.Name())
+		if _, err := os.Lstat(filepath.Join(dir, shmLink)); s.onCommonShm(e.Name()) || err != nil && servedBefore(dir) {
+			return
+		}
+	}
+	if err := errors.Join(unmount(common), os.Remove(common)); err != nil {
+		s.Logger.Warn("the memory of all units is still mounted", "at", common, "error", err)
+	}
 }
 
 // client is a container that has a unit's pipe directory: one of its processes, and what is mounted
@@ -208,11 +312,15 @@ func (u *unitRun) strangers() string {
 	if !u.OwnShm {
 		return ""
 	}
+	if u.onCommonShm(u.unit.ID) {
+		return "its programs share /dev/shm with those of other units until no pod holds it that was started before " +
+			"the upgrade"
+	}
 	if files, err := filepath.Glob(filepath.Join(u.shm(), serverFiles)); err != nil || len(files) == 0 {
 		return ""
 	}
-	u.clientsLock.Lock()
-	defer u.clientsLock.Unlock()
+	u.shmLock.Lock()
+	defer u.shmLock.Unlock()
 	if time.Since(u.clientsAt) > clientsInterval {
 		clients, err := u.clientsNow()
 		if err != nil {

@@ -94,10 +94,10 @@ type supervisor struct {
 	replaced error
 	daemons  int
 
-	// clientsLock guards clients, which were listed at clientsAt.
-	clientsLock sync.Mutex
-	clients     map[string][]client
-	clientsAt   time.Time
+	// shmLock guards the links to units' memory, and clients, which were listed at clientsAt.
+	shmLock   sync.Mutex
+	clients   map[string][]client
+	clientsAt time.Time
 }
 
 // Run runs the daemons that a Client wants until ctx ends, and then stops them. Their directories
@@ -132,6 +132,9 @@ func Run(ctx context.Context, o Options) error {
 			Phase:  nodereport.MPSStopping,
 			Reason: "left by an earlier run",
 		}
+	}
+	if o.OwnShm {
+		s.dropCommonShm()
 	}
 	listener, err := listen(filepath.Join(o.Root, SocketName))
 	if err != nil {
@@ -402,7 +405,8 @@ func (s *supervisor) list() (line statesLine, allReady bool, changed chan struct
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	line.Units = []State{}
-	line.Taken = s.taken
+	line.Taken = new(s.taken)
+	line.UnitMemory = true
 	allReady = s.wanted != nil
 	for _, state := range s.states {
 		line.Units = append(line.Units, state)

@@ -67,9 +67,10 @@ func (u *unitRun) environment() Environment {
 
 func (u *unitRun) tell(phase nodereport.MPSPhase, reason error) {
 	state := State{
-		ID:       u.unit.ID,
-		Phase:    phase,
-		Restarts: max(0, u.starts-1),
+		ID:           u.unit.ID,
+		Phase:        phase,
+		Restarts:     max(0, u.starts-1),
+		CommonMemory: u.OwnShm && u.onCommonShm(u.unit.ID),
 	}
 	if reason != nil {
 		state.Reason = reason.Error()
@@ -95,7 +96,7 @@ func (u *unitRun) take(wish Unit) (other bool) {
 		return false
 	}
 	before := u.unit
-	before.MemoryParts = wish.MemoryParts
+	before.Vacant, before.MemoryParts = wish.Vacant, wish.MemoryParts
 	other, u.unit = wish != before, wish
 	return other
 }
@@ -182,6 +183,9 @@ func (u *unitRun) serve(ctx context.Context) error {
 					return u.fail(ctx, err)
 				}
 			}
+			if left, err := u.leaveCommonShm(); left || err != nil {
+				return errors.Join(err, u.stop(ctx))
+			}
 		case <-u.daemon.Ended():
 			return errors.Join(fmt.Errorf("it ended: %w", u.daemon.Err()), u.stop(ctx))
 		case <-time.After(u.Timing.Ask):
@@ -191,6 +195,9 @@ func (u *unitRun) serve(ctx context.Context) error {
 				return nil
 			case err == nil:
 				misses = 0
+				if left, err := u.leaveCommonShm(); left || err != nil {
+					return errors.Join(err, u.stop(ctx))
+				}
 				u.tellReady(ctx)
 				continue
 			}

@@ -194,6 +194,10 @@ func (m *Manager) follow(ctx context.Context) (pending bool) {
 		uses := usesOf(served)
 		m.addClaims(uses, gpus, byClaims)
 		wanted, pending = m.choose(ctx, gpus, plan, next, uses)
+		for id, want := range wanted {
+			want.unit.Vacant = next.States[id].CommonMemory && served.KubeletSeen && !uses[id].held
+			wanted[id] = want
+		}
 	}
 	for id, want := range m.wanted {
 		if _, still := wanted[id]; !still {

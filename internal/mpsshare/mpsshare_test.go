@@ -21,8 +21,11 @@ type node struct {
 	users   []string
 	pending bool
 	wanted  []string
-	// units are the last wish.
-	units []nodereport.MPSUnit
+	// units are the last wish, states what virgate mps says, holders and unread what is known of pods.
+	units   []nodereport.MPSUnit
+	states  []nodereport.MPSState
+	holders []sharing.Allocation
+	unread  bool
 	// released are the GPUs that are, closed is what virgate mps was told, and slow says that it does not keep to it yet.
 	released, closed map[string]int
 	slow             bool
@@ -46,7 +49,7 @@ func newNode() *node {
 			}
 			device := sharing.Device{ID: "GPU-a::0of4", Unit: "GPU-a"}
 			listed := []plugin.Entry{{Device: device, Mode: sharing.MPSMode(4)}}
-			return plugin.Status{Served: true, Resources: []plugin.ResourceStatus{{Name: "r", Listed: listed}}}
+			return plugin.Status{Served: true, KubeletSeen: !n.unread, Holders: n.holders, Resources: []plugin.ResourceStatus{{Name: "r", Listed: listed}}}
 		},
 		ByDRA:              func() map[string]sharing.Unit { return map[string]sharing.Unit{} },
 		Users:              func(context.Context, string) []string { return n.users },
@@ -70,7 +73,7 @@ func (n *node) KeepClosed(released map[string]int) bool {
 	return !n.slow
 }
 
-func (n *node) States() ([]nodereport.MPSState, bool) { return nil, true }
+func (n *node) States() ([]nodereport.MPSState, bool) { return n.states, true }
 
 func (*node) Watch(context.Context, func()) error { return nil }
 
@@ -99,13 +102,30 @@ func TestWaitsForTheGPU(t *testing.T) {
 	}
 }
 
-// TestMemoryParts holds how much memory is a unit's.
-func TestMemoryParts(t *testing.T) {
+// TestLeavesCommonMemory holds that virgate mps is told that nobody holds a unit whose clients may still have the
+// /dev/shm of all units, and only then; and how much memory is the unit's.
+func TestLeavesCommonMemory(t *testing.T) {
 	t.Parallel()
 	n := newNode()
 	n.follow(t.Context())
-	if got := n.units[0].MemoryParts; got != 1 {
-		t.Errorf("the only GPU has a part of %d", got)
+	holder := []sharing.Allocation{{Resource: "r", Devices: []string{sharing.NewMPSDeviceID("GPU-a", 0, 4)}}}
+	for _, test := range []struct {
+		name           string
+		common, unread bool
+		holders        []sharing.Allocation
+		vacant         bool
+	}{
+		{"held", true, false, holder, false},
+		{"not known", true, true, nil, false},
+		{"free", true, false, nil, true},
+		{"its own", false, false, nil, false},
+	} {
+		n.states = []nodereport.MPSState{{ID: "GPU-a", Phase: nodereport.MPSReady, CommonMemory: test.common}}
+		n.holders, n.unread = test.holders, test.unread
+		n.follow(t.Context())
+		if got := n.units[0]; got.Vacant != test.vacant || got.MemoryParts != 1 {
+			t.Errorf("%s: %+v", test.name, got)
+		}
 	}
 	gpus := []sharing.GPU{{UUID: "GPU-a"}, {UUID: "GPU-b", Partitions: []sharing.Partition{{UUID: "MIG-a"}}}}
 	if got := n.daemonFor(gpus, "MIG-a", 2, sharing.Unit{ID: "MIG-a", GPU: "GPU-b", MPS: sharing.MPS{Shares: 2}}, true).MemoryParts; got != 14 {

@@ -12,8 +12,11 @@ type MPSUnit struct {
 	// because the compute mode may be lost then.
 	Resets int `json:"resets,omitempty"`
 	// MemoryParts is the number of equal parts of half of the node's memory; the unit's /dev/shm is
-	// one of them.
+	// one of them. 0 comes from a virgate run that gives clients the /dev/shm of all units.
 	MemoryParts int `json:"memoryParts,omitempty"`
+	// Vacant is true if the unit has the /dev/shm of all units, and no pod and no claim holds a
+	// share of it.
+	Vacant bool `json:"vacant,omitempty"`
 }
 
 // MPSState is the state of a unit's control daemon.
@@ -25,6 +28,9 @@ type MPSState struct {
 	Reason string `json:"reason,omitempty"`
 	// Restarts is how often the daemon was started again since virgate mps started.
 	Restarts int `json:"restarts,omitempty"`
+	// CommonMemory is true if the daemon and its clients have the /dev/shm of all units, as before
+	// an upgrade.
+	CommonMemory bool `json:"commonMemory,omitempty"`
 }
 
 // MPSPhase is how far a control daemon has come.

@@ -35,6 +35,9 @@ func clusterAPI(t *testing.T) (kubeconfig string) {
 			http.NotFound(w, r)
 			return
 		}
+		if strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadataList") {
+			answer = strings.Replace(answer, `"kind":"NodeList","apiVersion":"v1"`, `"kind":"PartialObjectMetadataList","apiVersion":"meta.k8s.io/v1"`, 1)
+		}
 		_, _ = w.Write([]byte(answer))
 	}))
 	t.Cleanup(server.Close)

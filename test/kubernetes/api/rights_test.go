@@ -87,7 +87,7 @@ func testAllowed(t *testing.T, s *server) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testRules(t, s, virgate)
+	testEveryRight(t, s, virgate)
 	core, options := virgate.CoreV1(), metav1.ListOptions{}
 	patch := []byte(`{"metadata":{"labels":{"nvidia.com/device-plugin.config.state":"applied"}}}`)
 	status := []byte(`{"status":{"conditions":[{"type":"GPUSharingReady","status":"True"}]}}`)
@@ -151,9 +151,9 @@ func testAllowed(t *testing.T, s *server) {
 	}
 }
 
-// testRules compares everything that the API server allows to Virgate, in each namespace, with what it
+// testEveryRight compares everything that the API server allows to Virgate, in each namespace, with what it
 // should be: no verb on any other object.
-func testRules(t *testing.T, s *server, virgate kubernetes.Interface) {
+func testEveryRight(t *testing.T, s *server, virgate kubernetes.Interface) {
 	namespaces, err := s.admin.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
 	s.must(err)
 	everywhere := []string{

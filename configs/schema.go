@@ -119,8 +119,8 @@ func (w walker) mapping(v *value, k *key) {
 	if v.shape() == shapeMapping {
 		entries = v.pairs()
 	}
-	// What is required is given after all, if another key is a misspelling of it, or nobody knows
-	// what a merge would have added.
+	// Report no missing key if an unknown key is probably its misspelling, or if a merge that failed might
+	// have added it.
 	complete := len(*problems) == before && (v.shape() == shapeMapping || k.name == "")
 	var meant []string
 	v.fields = make(map[string]value, len(k.children))

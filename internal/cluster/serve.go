@@ -252,7 +252,7 @@ type nodePage struct {
 	Notes []string
 	Node  NodeView
 	Tile  tileView
-	// Status is its status page; nil if that was not read. Then GPUs are what is known from elsewhere.
+	// Status is the node's status page; nil if it was not read. Then GPUs has the units that pods hold.
 	Status *page.Node
 	GPUs   []GPUView
 	// Virgate is its pod on the node, with its port.

@@ -25,7 +25,7 @@ type Flag struct {
 	Former string
 	// Value is the default. Shown is in the help in its place.
 	Value, Shown string
-	// Variables are the environment variables that replace the default, of which the first counts.
+	// Variables are the environment variables that replace the default. The first one that is set counts.
 	Variables []string
 	// Usage is the meaning. A short help shows it up to the first semicolon.
 	Usage string
@@ -60,10 +60,9 @@ type sectionFlag struct {
 //
 //	NAME[,ALIAS…]  KIND[=DEFAULT]  [$VARIABLE[,VARIABLE…]]  USAGE
 //
-// KIND is a FlagKind, or a text's choices with "|" between them, the first of which is the default; the
-// choice "…" stands for those that the command knows besides. "!" after a kind marks a required flag, "?"
-// a hidden one. A line [SECTION] HEADING begins a section of flags that
-// belong together. The program has the table, so an error in it is a panic.
+// KIND is a FlagKind, or a text's choices with "|" between them. The first choice is the default; "…" stands
+// for further choices that the command knows. "!" after a kind marks a required flag, "?" a hidden one. A
+// line [SECTION] HEADING begins a section. The table is compiled in, so ParseFlags panics on an error in it.
 func ParseFlags(table string) Flags {
 	var flags Flags
 	var section, heading string
@@ -137,7 +136,7 @@ func (f Flag) New(environment Environment) cli.Flag {
 	}
 	switch f.Kind {
 	case KindBool:
-		on, _ := strconv.ParseBool(f.Value) // Of the environment; the command says what is wrong with it.
+		on, _ := strconv.ParseBool(f.Value) // The command reports a wrong variable.
 		flag := describe(&cli.BoolFlag{Value: on}, f)
 		if on {
 			flag.DefaultText = "true"

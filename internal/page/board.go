@@ -20,8 +20,8 @@ const (
 	// hueStride leads from a colour to the one that is tried next, far from it. It has no divisor in
 	// common with hues, so every colour is tried.
 	hueStride = 7
-	// letterWidth is how much of a board a letter of a label needs. A board narrower than leastLabelled is
-	// shown so small that nobody could read it.
+	// letterWidth is the part of a board that a letter of a label takes up. Labels on a board narrower than
+	// leastLabelled would be too small to read.
 	letterWidth, leastLabelled = 6.5, 200
 )
 

@@ -9,8 +9,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// TestBoard: partitions lie at their placement, bars are as wide as what is held, and what is unhealthy
-// has a sign.
+// TestBoard: partitions lie at their placement, a bar's width is the held share, and unhealthy parts have
+// a sign.
 func TestBoard(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

@@ -208,8 +208,8 @@ func newUnit(u status.Unit, colours Colours) unit {
 	return view
 }
 
-// newResource counts so that all devices are those held, those free, and the unhealthy ones that nobody
-// holds.
+// newResource counts the unhealthy devices, and those among them that a pod holds: Devices is Held, Free,
+// and the unhealthy devices without a holder.
 func newResource(r status.Resource) resource {
 	view := resource{Resource: r, Unhealthy: r.Devices - r.Healthy}
 	if r.Held != nil && r.Free != nil {

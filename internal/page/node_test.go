@@ -250,7 +250,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestUnhealthyDevices: all devices are those held, those free, and the unhealthy ones that nobody holds.
+// TestUnhealthyDevices: held, free and unheld unhealthy devices add up to all devices.
 func TestUnhealthyDevices(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ devices, healthy, held, free, unhealthy, both int }{

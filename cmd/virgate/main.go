@@ -9,16 +9,30 @@ package main
 import (
 	"context"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/urfave/cli/v3"
+	"k8s.io/klog/v2"
 
 	"github.com/virgate/virgate/internal/command"
 )
 
-func main() { os.Exit(command.Main(run)) }
+func main() {
+	librariesLogTo = func(log *slog.Logger, inJSON bool) {
+		klog.SetSlogLogger(log)
+		if inJSON {
+			slog.SetDefault(log) // For what the standard library logs.
+		}
+	}
+	os.Exit(command.Main(run))
+}
+
+// librariesLogTo gives client-go's lines the format of the others. It changes the whole process, so
+// main sets it; tests run several commands at once.
+var librariesLogTo = func(_ *slog.Logger, _ bool) {}
 
 // environment looks up a variable, like os.LookupEnv.
 type environment = command.Environment

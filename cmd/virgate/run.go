@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v3"
-	"k8s.io/klog/v2"
 
 	"github.com/virgate/virgate/configs"
 	"github.com/virgate/virgate/internal/agent"
@@ -37,7 +36,7 @@ func runCommand(environment environment, stderr io.Writer) *cli.Command {
 		Flags: append(flags, settingFlags()...),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			for _, name := range []string{
-				"quiet-time", "stop-after", "retire-after", "rescan", "probe", "drain-timeout", "sample",
+				"removal-delay", "stop-after", "retire-after", "rescan", "probe", "drain-timeout", "sample",
 			} {
 				if cmd.Duration(name) <= 0 {
 					return command.Usage(fmt.Errorf("--%s must be more than 0, got %s", name, cmd.Duration(name)))
@@ -65,9 +64,8 @@ func withLog(cmd *cli.Command, stderr io.Writer, run func(log *slog.Logger) erro
 	inJSON := cmd.String("log-format") == "json"
 	if inJSON {
 		log = slog.New(slog.NewJSONHandler(stderr, options))
-		slog.SetDefault(log) // For what the standard library logs.
 	}
-	klog.SetSlogLogger(log) // Give client-go's lines the format of the others.
+	librariesLogTo(log, inJSON)
 	err := run(log)
 	if err == nil || !inJSON {
 		return err
@@ -89,7 +87,7 @@ func serve(ctx context.Context, cmd *cli.Command, environment environment, log *
 		PluginDir:          pluginDir(cmd),
 		PodResourcesSocket: podResources(cmd, "/host"),
 		Timing: plugin.Timing{
-			RemovalDelay: cmd.Duration("quiet-time"),
+			RemovalDelay: cmd.Duration("removal-delay"),
 			RetireAfter:  cmd.Duration("retire-after"),
 			StopAfter:    cmd.Duration("stop-after"),
 		},

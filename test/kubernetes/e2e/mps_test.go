@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // mpsRoot is the chart's default.
@@ -68,6 +69,19 @@ func testMPS(t *testing.T, c *cluster) {
 	}
 	c.sharesByMPS(t, "mps-client", gpu, 1, "at most 25")
 	c.seesNoOtherUnit(t, "mps-client", gpu)
+	c.run(t, pod("mps-none", "cpu", 1))
+	always := c.attack(t, "mps-none")
+	for _, reached := range c.attack(t, "mps-slice") {
+		if !slices.Contains(always, reached) {
+			t.Errorf("a hostile container with a time slice %s, one without a GPU does not", reached)
+		}
+	}
+	for _, reached := range c.attack(t, "mps-client") {
+		if !slices.Contains(always, reached) && !strings.Contains(reached, gpu) && !strings.Contains(reached, "/dev/shm/") {
+			t.Errorf("a hostile client of MPS %s, a container without a GPU does not", reached)
+		}
+	}
+	c.remove(t, "mps-none")
 	c.undisturbed(t, slice)
 	own := pod("mps-own-volume", shared, 1)
 	own.Spec.Volumes = append(own.Spec.Volumes, v1.Volume{Name: "shm", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}}})
@@ -207,6 +221,30 @@ func (c *cluster) seesNoOtherUnit(t *testing.T, name, unit string) {
 			t.Errorf("pod %s of %s sees %q", name, unit, line)
 		}
 	}
+}
+
+// attack has the pod's container try what a hostile tenant would, and returns what it reaches.
+func (c *cluster) attack(t *testing.T, name string) (reached []string) {
+	t.Helper()
+	c.printed(t, name) // It handles the signal now.
+	pod, err := c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range processes(t, pod) {
+		if err := syscall.Kill(pid, syscall.SIGHUP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.await(t, "the attack by pod "+name, func() error {
+		lines := c.printed(t, name)
+		if !slices.Contains(lines, "attacked") {
+			return errNotYet
+		}
+		reached = slices.DeleteFunc(lines, func(line string) bool { return !strings.HasPrefix(line, "reaches ") })
+		return nil
+	})
+	return reached
 }
 
 // killDaemon kills the control daemon of the unit.

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	authentication "k8s.io/api/authentication/v1"
+	authorization "k8s.io/api/authorization/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -32,6 +35,7 @@ func testRights(t *testing.T, c *cluster) {
 			t.Error(err)
 		}
 	})
+	c.checkRights(t, c.as(t, c.token(t, c.plugin(t))))
 	for _, user := range []struct {
 		name, token string
 		attempts    []attempt
@@ -48,6 +52,72 @@ func testRights(t *testing.T, c *cluster) {
 			t.Run(user.name+" "+attempt.name, func(t *testing.T) { c.allowed(t, client, attempt) })
 		}
 	}
+}
+
+// checkRights compares every right that the client has, in each namespace, with a list.
+func (c *cluster) checkRights(t *testing.T, client kubernetes.Interface) {
+	t.Helper()
+	namespaces, err := c.client.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, in := range namespaces.Items {
+		want := []string{
+			"authentication.k8s.io/selfsubjectreviews create", // Everyone may ask about themselves.
+			"authorization.k8s.io/selfsubjectaccessreviews create",
+			"authorization.k8s.io/selfsubjectrulesreviews create",
+			"events create",
+			"events patch",
+			"nodes get",
+			"nodes list",
+			"nodes patch",
+			"nodes watch",
+			"nodes/status patch",
+		}
+		if in.Name == namespace {
+			const profiles = "configmaps %s [virgate-profiles]"
+			want = append(want, fmt.Sprintf(profiles, "get"), fmt.Sprintf(profiles, "list"), fmt.Sprintf(profiles, "watch"))
+			slices.Sort(want)
+		}
+		review, err := client.AuthorizationV1().SelfSubjectRulesReviews().Create(t.Context(), &authorization.SelfSubjectRulesReview{
+			Spec: authorization.SelfSubjectRulesReviewSpec{Namespace: in.Name},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if review.Status.Incomplete {
+			t.Fatalf("namespace %s: the API server does not know all rights: %s", in.Name, review.Status.EvaluationError)
+		}
+		var got []string
+		for _, rule := range review.Status.ResourceRules {
+			got = append(got, rights(rule)...)
+		}
+		slices.Sort(got)
+		if diff := cmp.Diff(want, slices.Compact(got)); diff != "" {
+			t.Errorf("rights in namespace %s (-want +got):\n%s", in.Name, diff)
+		}
+		for _, rule := range review.Status.NonResourceRules {
+			if !slices.Equal(rule.Verbs, []string{"get"}) {
+				t.Errorf("%s on the paths %q", rule.Verbs, rule.NonResourceURLs)
+			}
+		}
+	}
+}
+
+// rights lists a rule's rights, each as "group/resource verb [names]", without the group for the core group.
+func rights(rule authorization.ResourceRule) (list []string) {
+	for _, group := range rule.APIGroups {
+		for _, what := range rule.Resources {
+			for _, verb := range rule.Verbs {
+				right := strings.TrimPrefix(group+"/"+what, "/") + " " + verb
+				if len(rule.ResourceNames) > 0 {
+					right += fmt.Sprint(" ", rule.ResourceNames)
+				}
+				list = append(list, right)
+			}
+		}
+	}
+	return list
 }
 
 // pluginAttempts are what Virgate does, and what else somebody would do who had

@@ -1,12 +1,14 @@
 // Command workload runs in the tests' pods, and as their pause container. It prints what it was
 // given of the node's GPUs and waits for the signal to end, unless its argument is once. With a GPU
-// shared by MPS, it is a client of the daemon meanwhile.
+// shared by MPS, it is a client of the daemon meanwhile. At SIGHUP it tries what a hostile tenant would.
 package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -20,6 +22,8 @@ import (
 func main() {
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGTERM, syscall.SIGINT)
+	attacks := make(chan os.Signal, 1)
+	signal.Notify(attacks, syscall.SIGHUP)
 	environment := os.Environ()
 	slices.Sort(environment)
 	for _, variable := range environment {
@@ -54,5 +58,57 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == "once" {
 		return
 	}
-	<-ended
+	for {
+		select {
+		case <-ended:
+			return
+		case <-attacks:
+			attack()
+		}
+	}
+}
+
+// attack prints what the container reaches of the node, of other tenants and of GPUs, and then "attacked".
+func attack() {
+	_ = filepath.WalkDir("/", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return nil // A hostile tenant goes on.
+		case path == "/proc", path == "/sys":
+			return fs.SkipDir
+		case entry.Type()&fs.ModeSocket != 0:
+			connection, err := net.Dial("unix", path)
+			if err == nil {
+				_ = connection.Close()
+			}
+			fmt.Println("reaches socket", path, err)
+		case strings.HasPrefix(path, "/dev/"), strings.Contains(path, "GPU-"), strings.Contains(path, "mps"):
+			fmt.Println("reaches", path)
+		}
+		return nil
+	})
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		fmt.Println(err)
+	}
+	for line := range strings.Lines(string(mounts)) {
+		if fields := strings.Fields(line); len(fields) > 3 && strings.HasPrefix(fields[3], "rw") {
+			fmt.Println("reaches writable mount", fields[1])
+		}
+	}
+	for gpu := range 2 { // NVIDIA's character devices have major number 195.
+		path := fmt.Sprintf("/tmp-gpu%d", gpu)
+		err := syscall.Mknod(path, syscall.S_IFCHR|0o666, 195<<8|gpu)
+		if err == nil {
+			var file *os.File
+			if file, err = os.Open(path); err == nil {
+				_ = file.Close()
+			}
+			_ = os.Remove(path)
+		}
+		if !errors.Is(err, fs.ErrPermission) {
+			fmt.Printf("reaches device 195:%d: %v\n", gpu, err)
+		}
+	}
+	fmt.Println("attacked")
 }

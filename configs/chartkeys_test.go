@@ -51,6 +51,9 @@ func chartKeys() string {
 		} else {
 			add(key.Path, nil)
 		}
+		if key.Formerly != "" {
+			add(key.Path[:strings.LastIndexByte(key.Path, '.')+1]+key.Formerly, nil)
+		}
 	}
 	for _, key := range documentKeys() { // Of exclude, whose entries may be text.
 		if _, list := marks[key.Path+"[]"]; list {

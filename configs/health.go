@@ -30,13 +30,13 @@ func readHealth(v value, overrides Overrides) sharing.HealthRules {
 	rules.DoubleBitECC = sharing.ErrorAction(get[string](v, "ecc"))
 	rules.RowRemap = get[bool](v, "rowRemap")
 	rules.IgnoreFabric = get[string](v, "fabric") == string(sharing.IgnoreError)
-	rules.QuietTime = get[time.Duration](v, "quietTime")
-	rules.MaxQuietTime = get[time.Duration](v, "maxQuietTime")
-	// A quiet time above the default maximum raises the maximum, unless the document sets it.
-	if longest := v.at("maxQuietTime"); longest.absent() {
-		rules.MaxQuietTime = max(rules.MaxQuietTime, rules.QuietTime)
-	} else if longest.content != nil && rules.MaxQuietTime < rules.QuietTime {
-		longest.problem(fmt.Sprintf("expected quietTime, which is %s, or more", rules.QuietTime))
+	rules.RecoverAfter = get[time.Duration](v, "recoverAfter")
+	rules.MaxRecoverAfter = get[time.Duration](v, "maxRecoverAfter")
+	// A recovery delay above the default maximum raises the maximum, unless the document sets it.
+	if longest := v.at("maxRecoverAfter"); longest.absent() {
+		rules.MaxRecoverAfter = max(rules.MaxRecoverAfter, rules.RecoverAfter)
+	} else if longest.content != nil && rules.MaxRecoverAfter < rules.RecoverAfter {
+		longest.problem(fmt.Sprintf("expected recoverAfter, which is %s, or more", rules.RecoverAfter))
 	}
 	if limit := get[int](v, "temperature.limit"); limit > 0 {
 		rules.TemperatureLimit, rules.BoardTemperature = limit, false

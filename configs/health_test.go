@@ -27,11 +27,14 @@ func TestHealth(t *testing.T) {
 		}},
 		{"row remapping", "health: {rowRemap: true}", func(r *sharing.HealthRules) { r.RowRemap = true }},
 		{"fabric", "health: {fabric: ignore}", func(r *sharing.HealthRules) { r.IgnoreFabric = true }},
-		{"times", "health: {quietTime: 10s, maxQuietTime: 1m30s}", func(r *sharing.HealthRules) {
-			r.QuietTime, r.MaxQuietTime = 10*time.Second, 90*time.Second
+		{"times", "health: {recoverAfter: 10s, maxRecoverAfter: 1m30s}", func(r *sharing.HealthRules) {
+			r.RecoverAfter, r.MaxRecoverAfter = 10*time.Second, 90*time.Second
 		}},
-		{"a long quiet time raises the longest", "health: {quietTime: 3h}", func(r *sharing.HealthRules) {
-			r.QuietTime, r.MaxQuietTime = 3*time.Hour, 3*time.Hour
+		{"the older names", "health: {quietTime: 10s, maxQuietTime: 1m30s}", func(r *sharing.HealthRules) {
+			r.RecoverAfter, r.MaxRecoverAfter = 10*time.Second, 90*time.Second
+		}},
+		{"a long recovery delay raises the longest", "health: {recoverAfter: 3h}", func(r *sharing.HealthRules) {
+			r.RecoverAfter, r.MaxRecoverAfter = 3*time.Hour, 3*time.Hour
 		}},
 		{"limit", "health: {temperature: {limit: 80}}", func(r *sharing.HealthRules) {
 			r.TemperatureLimit, r.TemperatureSafe, r.BoardTemperature = 80, 75, false

@@ -98,6 +98,9 @@ func schemaOfMapping(k *key) map[string]any {
 			s["additionalProperties"] = jsonSchema(child)
 		default:
 			properties[child.name] = jsonSchema(child)
+			if child.Formerly != "" {
+				properties[child.Formerly] = map[string]any{"deprecated": true, "description": "now " + child.name}
+			}
 			if child.Required {
 				required = append(required, child.name)
 			}

@@ -38,10 +38,10 @@ func newTree(settings []Setting) *key {
 	return root
 }
 
-// child returns the description of a key; nil for an unknown one.
+// child returns the description of a key, also by its older name; nil for an unknown one.
 func (k *key) child(name string) *key {
 	for _, child := range k.children {
-		if child.name == name {
+		if child.name == name || child.Formerly == name && name != "" {
 			return child
 		}
 	}
@@ -126,7 +126,10 @@ func (w walker) mapping(v *value, k *key) {
 	v.fields = make(map[string]value, len(k.children))
 	for _, e := range entries {
 		if child := k.child(e.key); child != nil {
-			v.fields[e.key] = w.read(e.value, child)
+			if _, twice := v.fields[child.name]; twice {
+				e.place.problemHere(fmt.Sprintf("%s and %s are the same key, give one", child.name, child.Formerly))
+			}
+			v.fields[child.name] = w.read(e.value, child)
 		} else if child := k.anyName(); child != nil {
 			e.value = w.read(e.value, child)
 			v.entries = append(v.entries, e)

@@ -83,7 +83,9 @@ type Setting struct {
 	Path string
 	// Flag and Env are names without "--" and "$". Both are empty for what only documents have.
 	Flag, Env string
-	// Aliases and EnvAliases are older names that still work.
+	// Formerly is an older name of the key that still works.
+	Formerly string
+	// Aliases and EnvAliases are older names of the flag and the variable that still work.
 	Aliases    []string
 	EnvAliases []string
 	// Default is the default value, in the form of an Override.

@@ -74,7 +74,7 @@ const (
 	CauseMemory HealthCause = "memory"
 	// CauseProbe means that a probe found another fault, or that an earlier finding is gone.
 	CauseProbe HealthCause = "probe"
-	// CauseQuiet means that the quiet time has passed without an error.
+	// CauseQuiet means that the recovery delay has passed without an error.
 	CauseQuiet HealthCause = "quiet"
 	// CauseReset means that the GPU was reset.
 	CauseReset HealthCause = "reset"
@@ -166,9 +166,9 @@ type HealthRules struct {
 	// IgnoreFabric makes it no fault when a GPU has not joined its fabric of NVLinks, because
 	// another system runs the NVSwitches.
 	IgnoreFabric bool
-	// QuietTime is how long a suspect unit must be without errors before it is healthy again. It
-	// doubles each time the unit fails again, up to MaxQuietTime.
-	QuietTime, MaxQuietTime time.Duration
+	// RecoverAfter is how long a suspect unit must be without errors before it is healthy again. It
+	// doubles each time the unit fails again, up to MaxRecoverAfter.
+	RecoverAfter, MaxRecoverAfter time.Duration
 	// TemperatureLimit is the core temperature in degrees Celsius above which a GPU is faulty,
 	// until it has cooled down to TemperatureSafe. The two differ so that a GPU near the limit does
 	// not change its state with every reading.
@@ -192,8 +192,8 @@ func DefaultHealthRules() HealthRules {
 		OtherXIDs:        SuspectError,
 		LeftToDriver:     leftToDriver,
 		DoubleBitECC:     SuspectError,
-		QuietTime:        5 * time.Minute,
-		MaxQuietTime:     time.Hour,
+		RecoverAfter:        5 * time.Minute,
+		MaxRecoverAfter:     time.Hour,
 		TemperatureLimit: 90,
 		TemperatureSafe:  85,
 		BoardTemperature: true,
@@ -208,17 +208,17 @@ func (r HealthRules) XID(code uint64) ErrorAction {
 	return r.OtherXIDs
 }
 
-// QuietTimeAfter returns how long a unit must be without errors after failing this many times in a
+// RecoverAfterFailures returns how long a unit must be without errors after failing this many times in a
 // row.
-func (r HealthRules) QuietTimeAfter(times int) time.Duration {
+func (r HealthRules) RecoverAfterFailures(times int) time.Duration {
 	if times <= 0 {
 		return 0
 	}
-	quiet := r.QuietTime
-	for ; times > 1 && quiet < r.MaxQuietTime; times-- {
+	quiet := r.RecoverAfter
+	for ; times > 1 && quiet < r.MaxRecoverAfter; times-- {
 		quiet *= 2
 	}
-	return min(quiet, r.MaxQuietTime)
+	return min(quiet, r.MaxRecoverAfter)
 }
 
 // ErrorAction is what an error reported by a GPU does to the affected units.

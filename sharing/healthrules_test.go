@@ -11,18 +11,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestQuietTimeAfter(t *testing.T) {
-	rules := HealthRules{QuietTime: time.Minute, MaxQuietTime: 5 * time.Minute}
+func TestRecoverAfterFailures(t *testing.T) {
+	rules := HealthRules{RecoverAfter: time.Minute, MaxRecoverAfter: 5 * time.Minute}
 	for times, want := range map[int]time.Duration{
 		-1: 0, 0: 0, 1: time.Minute, 2: 2 * time.Minute, 3: 4 * time.Minute, 4: 5 * time.Minute, 1000: 5 * time.Minute,
 	} {
-		if got := rules.QuietTimeAfter(times); got != want {
-			t.Errorf("quiet time of %d times is %v, want %v", times, got, want)
+		if got := rules.RecoverAfterFailures(times); got != want {
+			t.Errorf("recovery delay of %d times is %v, want %v", times, got, want)
 		}
 	}
-	rules.QuietTime = 10 * time.Minute
-	if got := rules.QuietTimeAfter(1); got != rules.MaxQuietTime {
-		t.Errorf("quiet time above the longest is %v", got)
+	rules.RecoverAfter = 10 * time.Minute
+	if got := rules.RecoverAfterFailures(1); got != rules.MaxRecoverAfter {
+		t.Errorf("recovery delay above the longest is %v", got)
 	}
 }
 

@@ -322,7 +322,7 @@ func TestEventsOfUnknownHandles(t *testing.T) {
 				}
 				after(6 * time.Minute)
 				if len(test.want) != 1 {
-					w.expect("after the quiet time", nil)
+					w.expect("after the recovery delay", nil)
 				}
 			})
 		})

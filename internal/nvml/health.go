@@ -101,7 +101,7 @@ func (h unitHealth) observe(o observation, rules sharing.HealthRules, now time.T
 }
 
 // notWatched returns the unit's health after a time in which its errors were not seen, which is no
-// quiet time.
+// recovery delay.
 func (h unitHealth) notWatched(since, now time.Time) unitHealth {
 	if from := later(since, h.quietSince); now.After(from) {
 		h.quietSince = h.quietSince.Add(now.Sub(from))
@@ -117,7 +117,7 @@ func later(a, b time.Time) time.Time {
 }
 
 func (h unitHealth) probePassed(was string, rules sharing.HealthRules, now time.Time) unitHealth {
-	quiet, cause := h.quietTime(rules), sharing.CauseProbe
+	quiet, cause := h.recoverAfter(rules), sharing.CauseProbe
 	if quiet > 0 {
 		cause = sharing.CauseQuiet
 	}
@@ -131,13 +131,13 @@ func (h unitHealth) probePassed(was string, rules sharing.HealthRules, now time.
 	return h
 }
 
-// quietTime returns how long the unit, suspect or recovering, must be without trouble. A fault that
+// recoverAfter returns how long the unit, suspect or recovering, must be without trouble. A fault that
 // a probe found may end at once when a probe no longer finds it, but not if it keeps coming back.
-func (h unitHealth) quietTime(rules sharing.HealthRules) time.Duration {
+func (h unitHealth) recoverAfter(rules sharing.HealthRules) time.Duration {
 	if h.state == sharing.Recovering && len(h.suspicions) == 0 {
-		return rules.QuietTimeAfter(h.relapses - 1)
+		return rules.RecoverAfterFailures(h.relapses - 1)
 	}
-	return rules.QuietTimeAfter(h.relapses)
+	return rules.RecoverAfterFailures(h.relapses)
 }
 
 // explain describes what the unit's reported XIDs mean, what to do, and what ends the fault.
@@ -153,7 +153,7 @@ func (h unitHealth) explain(celsius, safe int, rules sharing.HealthRules) string
 			texts = append(texts, f.todo)
 		}
 	}
-	quiet, ends := h.quietTime(rules), ""
+	quiet, ends := h.recoverAfter(rules), ""
 	switch n := len(h.failing); {
 	case h.state == sharing.Healthy:
 		return ""
@@ -202,7 +202,7 @@ func (h unitHealth) setState(
 	case state == sharing.Healthy:
 		h.suspicions, h.recoveringFrom = nil, ""
 		h.quietSince = now
-	case unhealthy && h.state == sharing.Healthy && now.Sub(h.quietSince) >= rules.MaxQuietTime:
+	case unhealthy && h.state == sharing.Healthy && now.Sub(h.quietSince) >= rules.MaxRecoverAfter:
 		h.relapses = 1
 	case unhealthy && h.state != sharing.Suspect:
 		h.relapses++

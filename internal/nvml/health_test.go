@@ -22,10 +22,10 @@ var (
 	isClear   = observation{kind: wasCleared}
 )
 
-// testRules have a quiet time of a minute, and of four at most.
+// testRules have a recovery delay of a minute, and of four at most.
 func testRules() sharing.HealthRules {
 	rules := sharing.DefaultHealthRules()
-	rules.QuietTime, rules.MaxQuietTime = time.Minute, 4*time.Minute
+	rules.RecoverAfter, rules.MaxRecoverAfter = time.Minute, 4*time.Minute
 	return rules
 }
 
@@ -120,13 +120,13 @@ func TestUnitHealth(t *testing.T) {
 			{40, isReset, recovering, "recovering from XID 94, hot"},
 			{50, isFine, healthy, ""},
 		}, sharing.CauseProbe},
-		{"the quiet time doubles when it flaps, up to the longest", []step{
+		{"the recovery delay doubles when it flaps, up to the longest", []step{
 			{0, xid94, suspect, "XID 94"}, {60, isFine, healthy, ""},
 			{70, xid94, suspect, "XID 94"}, {189, isFine, suspect, "XID 94"}, {190, isFine, healthy, ""},
 			{200, xid94, suspect, "XID 94"}, {439, isFine, suspect, "XID 94"}, {440, isFine, healthy, ""},
 			{450, xid94, suspect, "XID 94"}, {689, isFine, suspect, "XID 94"}, {690, isFine, healthy, ""},
 		}, sharing.CauseQuiet},
-		{"flapping is forgotten after the longest quiet time", []step{
+		{"flapping is forgotten after the longest recovery delay", []step{
 			{0, xid94, suspect, "XID 94"}, {60, isFine, healthy, ""},
 			{70, xid94, suspect, "XID 94"}, {190, isFine, healthy, ""},
 			{430, xid94, suspect, "XID 94"}, {490, isFine, healthy, ""},
@@ -205,7 +205,7 @@ func TestClassify(t *testing.T) {
 // TestExplain holds what is told of a fault: what XIDs mean, also those that an earlier run
 // kept, and what ends it.
 func TestExplain(t *testing.T) {
-	rules := sharing.HealthRules{QuietTime: time.Minute, MaxQuietTime: time.Hour, TemperatureSafe: 85}
+	rules := sharing.HealthRules{RecoverAfter: time.Minute, MaxRecoverAfter: time.Hour, TemperatureSafe: 85}
 	start := time.Date(2026, 11, 22, 23, 59, 30, 0, time.FixedZone("", 3600))
 	tests := []struct {
 		name  string

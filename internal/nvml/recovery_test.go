@@ -74,7 +74,7 @@ func selector(t *testing.T, text string) sharing.Selector {
 }
 
 // TestSuspectRecovers checks that a unit recovers from a suspect error by itself,
-// after the quiet time, that it takes longer when it flaps, and what the log says.
+// after the recovery delay, that it takes longer when it flaps, and what the log says.
 func TestSuspectRecovers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
@@ -84,9 +84,9 @@ func TestSuspectRecovers(t *testing.T) {
 			synctest.Wait()
 			w.expect("after the XID", map[string]string{"1": "XID 94"})
 			after(quiet - 11*time.Second)
-			w.expect("before the quiet time is over", map[string]string{"1": "XID 94"})
+			w.expect("before the recovery delay is over", map[string]string{"1": "XID 94"})
 			after(22 * time.Second)
-			w.expect("after the quiet time", nil)
+			w.expect("after the recovery delay", nil)
 		}
 		want := []string{
 			"suspect by xid: XID 94", "healthy by quiet: XID 94",
@@ -109,7 +109,7 @@ func TestSuspectRecovers(t *testing.T) {
 }
 
 // TestSuspectNeedsProbes checks that time alone ends no suspicion: while the
-// GPU cannot be probed, the quiet time does not end.
+// GPU cannot be probed, the recovery delay does not end.
 func TestSuspectNeedsProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -122,7 +122,7 @@ func TestSuspectNeedsProbes(t *testing.T) {
 		after(time.Minute)
 		w.expect("a minute after the first good one", map[string]string{"0": "recovering from XID 94, memory query: UNKNOWN"})
 		after(5 * time.Minute)
-		w.expect("a quiet time after it", nil)
+		w.expect("a recovery delay after it", nil)
 	})
 }
 
@@ -308,7 +308,7 @@ func TestGPUUnavailable(t *testing.T) {
 		synctest.Wait()
 		w.expect("at once", map[string]string{"1": "the driver reports it as unavailable"})
 		after(6 * time.Minute)
-		w.expect("after the quiet time", nil)
+		w.expect("after the recovery delay", nil)
 		rules := sharing.DefaultHealthRules()
 		rules.XIDs[sharing.RecoveryActionChanged] = sharing.IgnoreError
 		w.SetHealthRules(rules)

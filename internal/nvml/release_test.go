@@ -164,9 +164,9 @@ func TestReleaseClosesAll(t *testing.T) {
 	}
 }
 
-// TestQuietTimeDuringARelease holds that a GPU which is not watched during a release is not quiet then: the released one, and
-// every one if the driver opens all GPUs in Init. The quiet time is 5 minutes.
-func TestQuietTimeDuringARelease(t *testing.T) {
+// TestRecoveryDelayDuringARelease holds that a GPU which is not watched during a release is not quiet then: the released one, and
+// every one if the driver opens all GPUs in Init. The recovery delay is 5 minutes.
+func TestRecoveryDelayDuringARelease(t *testing.T) {
 	for world, faults := range map[string]map[string]string{
 		"lazy": {"2": "XID 94"},
 		"":     {"1": "XID 94", "2": "XID 94"},

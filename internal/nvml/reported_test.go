@@ -44,7 +44,7 @@ func TestGPUComesBack(t *testing.T) {
 		synctest.Wait()
 		w.expect("after both", map[string]string{"0": "XID 94", "1": "double-bit ECC error"})
 		after(6 * time.Minute)
-		w.expect("after the quiet time", nil)
+		w.expect("after the recovery delay", nil)
 	})
 }
 

@@ -159,7 +159,7 @@ func (s *stage) launch(name string, environment, arguments []string) (*process, 
 	control := filepath.Join(s.home, fmt.Sprintf("control%d.sock", len(s.all)))
 	arguments = append([]string{
 		"run", "--device-plugin-dir", s.plugins(), "--pod-resources-socket", s.podResources(),
-		"--control-socket", control, "--listen", "127.0.0.1:0", "--rescan", "100ms", "--quiet-time", "200ms",
+		"--control-socket", control, "--listen", "127.0.0.1:0", "--rescan", "100ms", "--removal-delay", "200ms",
 	}, arguments...)
 	command := exec.Command(s.binary, arguments...)
 	command.Env = append([]string{promptEnd}, environment...)

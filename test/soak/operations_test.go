@@ -312,7 +312,7 @@ type wantedProfile struct {
 func (w wantedProfile) document(uuids []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# edit %d.\nversion: v1\nflags: {migStrategy: mixed}\n", w.edit)
-	b.WriteString("health: {quietTime: 1s, maxQuietTime: 1s}\n")
+	b.WriteString("health: {recoverAfter: 1s, maxRecoverAfter: 1s}\n")
 	if w.byModel {
 		fmt.Fprintf(&b, "resources: {gpus: [{pattern: \"*H100*\", name: %s}]}\n", h100Name)
 	}

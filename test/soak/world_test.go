@@ -641,7 +641,7 @@ func (p *program) run(ctx context.Context, s environment) error {
 		Timing: plugin.Timing{RemovalDelay: quiet, RetireAfter: retireAfter, StopAfter: stopAfter, ListInterval: 5 * time.Millisecond},
 		Rescan: rescan, Probe: probe, DriverBackoff: 20 * time.Millisecond, BootID: "soak",
 		HealthRules: func(rules sharing.HealthRules) sharing.HealthRules {
-			rules.QuietTime, rules.MaxQuietTime = healthQuiet, healthQuiet // Less than a profile may say.
+			rules.RecoverAfter, rules.MaxRecoverAfter = healthQuiet, healthQuiet // Less than a profile may say.
 			rules.XIDs[fatalXIDOfPartition] = sharing.FatalError
 			return rules
 		},

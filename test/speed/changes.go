@@ -82,7 +82,7 @@ func pause(ctx context.Context, length time.Duration) error {
 }
 
 // switches measures profiles that each have one replica more: a list that shrinks would wait for
-// the quiet time.
+// the removal delay.
 func (s *stage) switches(ctx context.Context, times, devices int) (sample, error) {
 	var took sample
 	for range times {

@@ -40,11 +40,11 @@ const fourShares = "config.default=time-slicing-4"
 
 // stays makes a surplus device stay: what waits for it to leave does not come, however
 // fast or slow the machine is.
-const stays = "--quiet-time=24h"
+const stays = "--removal-delay=24h"
 
 // quickly makes a surplus device leave after three seconds instead of 30, and an empty list go
 // as soon: the kubelet here writes the node's status ten times as often as one does by default.
-var quickly = []string{"--quiet-time=3s", "--stop-after=3s"}
+var quickly = []string{"--removal-delay=3s", "--stop-after=3s"}
 
 // install installs the chart, or changes what is installed, by Helm's command and
 // waits until all is ready, and the kubelet has lists from the new pod: what

@@ -59,7 +59,7 @@ func (s *storm) label(t *testing.T, profile, name string) *switching {
 }
 
 // testTransitions measures each kind of switch, from the label to the node's status,
-// while pods come and go. None waits for the quiet time; how long it takes is for the
+// while pods come and go. None waits for the removal delay; how long it takes is for the
 // report, since it says as much of the machine.
 func testTransitions(t *testing.T, c *cluster) {
 	const crowd = 3

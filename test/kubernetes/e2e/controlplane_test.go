@@ -104,7 +104,7 @@ func (c *cluster) component(t *testing.T, name string, command func() *exec.Cmd)
 	started := &component{name: name, log: filepath.Join(c.work, name+".log"), command: command}
 	started.start(t)
 	t.Cleanup(func() {
-		started.stop(syscall.SIGTERM)
+		started.stop(syscall.SIGKILL) // The API server would wait a minute for those who watch.
 		if t.Failed() {
 			t.Logf("%s's log ends:\n%s", name, tail(started.log))
 		}

@@ -41,8 +41,8 @@ func (g Geometry) Supply() Counters {
 	return supply
 }
 
-// Takes returns what the partition's GPU instance uses of the Supply.
-func (g Geometry) Takes(p Partition) Counters {
+// Needs returns what the partition's GPU instance uses of the Supply.
+func (g Geometry) Needs(p Partition) Counters {
 	profile, supply := p.Profile.Instance(), g.Supply()
 	takes := Counters{"slices": profile.Slices, "memory": int(g.InstanceMemory(profile)) << 20}
 	for slot := p.Placement.Start; slot < p.Placement.Start+p.Placement.Size; slot++ {

@@ -70,7 +70,7 @@ func TestMemoryLimitsNothing(t *testing.T) {
 			}
 			supply := g.Supply()["memory"]
 			for _, p := range g.Placements() {
-				takes := g.Takes(p)["memory"]
+				takes := g.Needs(p)["memory"]
 				if takes == 0 || takes*g.Slots > supply*p.Placement.Size {
 					t.Errorf("%v takes %d of %d in %d of %d slots", p, takes, supply, p.Placement.Size, g.Slots)
 				}
@@ -85,7 +85,7 @@ func TestMemoryLimitsNothing(t *testing.T) {
 func within(supply mig.Counters, g mig.Geometry, partitions []mig.Partition) bool {
 	sum := mig.Counters{}
 	for _, p := range partitions {
-		for name, n := range g.Takes(p) {
+		for name, n := range g.Needs(p) {
 			if sum[name] += n; sum[name] > supply[name] {
 				return false
 			}

@@ -316,7 +316,7 @@ func showProgress(cmd *cli.Command, client *rollout.Client, drive func() (*rollo
 
 func progressLine(r *rollout.Rollout) string {
 	var counts []string
-	for _, place := range rollout.Places() {
+	for _, place := range rollout.NodeStates() {
 		if count := r.Count(place); count > 0 {
 			counts = append(counts, fmt.Sprintf("%d %s", count, place))
 		}
@@ -365,19 +365,19 @@ type rolloutView struct {
 	Reason string        `json:"reason,omitempty"`
 	// Driver is the program that drives it, as far as is known. Renewed is the time when it last
 	// confirmed that.
-	Driver  string                `json:"driver,omitempty"`
-	Renewed time.Time             `json:"renewed,omitzero"`
-	Counts  map[rollout.Place]int `json:"counts"`
-	Nodes   []rolloutNode         `json:"nodes"`
+	Driver  string                    `json:"driver,omitempty"`
+	Renewed time.Time                 `json:"renewed,omitzero"`
+	Counts  map[rollout.NodeState]int `json:"counts"`
+	Nodes   []rolloutNode             `json:"nodes"`
 }
 
 type rolloutNode struct {
-	Name   string        `json:"name"`
-	Wave   int           `json:"wave"`
-	Place  rollout.Place `json:"place"`
-	Since  time.Time     `json:"since,omitzero"`
-	From   *string       `json:"from"`
-	Reason string        `json:"reason,omitempty"`
+	Name   string            `json:"name"`
+	Wave   int               `json:"wave"`
+	Place  rollout.NodeState `json:"place"`
+	Since  time.Time         `json:"since,omitzero"`
+	From   *string           `json:"from"`
+	Reason string            `json:"reason,omitempty"`
 	// Says is the node's own report now.
 	Says string `json:"says"`
 }
@@ -389,13 +389,13 @@ func newRolloutView(r *rollout.Rollout) rolloutView {
 		Reason:  r.Reason,
 		Driver:  r.Holder,
 		Renewed: r.Renewed,
-		Counts:  map[rollout.Place]int{},
+		Counts:  map[rollout.NodeState]int{},
 	}
 	for _, n := range r.Nodes {
-		view.Counts[n.Record.Place]++
+		view.Counts[n.Record.State]++
 		view.Nodes = append(view.Nodes,
 			rolloutNode{
-				n.Name, n.Record.Wave + 1, n.Record.Place, n.Record.Since, n.Record.From, n.Record.Reason, n.Says(),
+				n.Name, n.Record.Wave + 1, n.Record.State, n.Record.Since, n.Record.From, n.Record.Reason, n.Says(),
 			})
 	}
 	return view

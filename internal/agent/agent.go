@@ -122,10 +122,10 @@ type Options struct {
 	// must not wait.
 	Features func([]sharing.GPU, sharing.Profile) map[string]string
 	// Partitioner makes and destroys partitions, as far as the profile allows. Journal stores the
-	// changes that have begun. Refresh returns when the inventory shows the new partitions. LetGo
+	// changes that have begun. Refresh returns when the inventory shows the new partitions. CloseHandles
 	// is as in migchange.Options.
-	Partitioner migchange.Partitioner
-	LetGo       func(ctx context.Context, gpu string) (resume func(), err error)
+	Partitioner  migchange.Partitioner
+	CloseHandles func(ctx context.Context, gpu string) (resume func(), err error)
 	// Clients and PauseClients are as in migchange.Options, too.
 	Clients      migchange.ClientLabels
 	PauseClients bool

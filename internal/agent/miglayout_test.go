@@ -65,7 +65,7 @@ func newTimedMIGRig(t *testing.T, node string, profile sharing.Profile, timing p
 		c.seen = &seeing{sight, make(chan []sharing.Allocation, 1)}
 		c.managing = plugin.Options{Dir: dir, Kubelet: c.seen, Logger: log, Timing: timing}
 		r.options.Plugin = plugin.NewManager(c.managing)
-		r.options.Partitioner, r.options.LetGo = nvml.NewPartitioner(sim, n.PauseEvents), n.PauseEvents
+		r.options.Partitioner, r.options.CloseHandles = nvml.NewPartitioner(sim, n.PauseEvents), n.PauseEvents
 		r.options.Refresh = n.Refresh
 		for _, a := range adjust {
 			a(&r.options)

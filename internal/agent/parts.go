@@ -65,7 +65,7 @@ func newAgent(options Options) *agent {
 func newMIG(a *agent) *migchange.Reconciler {
 	return migchange.New(migchange.Options{
 		Partitioner:  a.Partitioner,
-		LetGo:        a.LetGo,
+		CloseHandles: a.CloseHandles,
 		Clients:      a.Clients,
 		PauseClients: a.PauseClients,
 		Store:        a.Journal,

@@ -80,7 +80,7 @@ func (k kept) check(c dra.Claim, units map[string]Unit, others map[string]string
 		if r.Admin {
 			continue
 		}
-		if path := k.Paths[cmp.Or(unit.With, unit.Place)]; !path.ByDRA() {
+		if path := k.Paths[cmp.Or(unit.Parent, unit.Place)]; !path.ByDRA() {
 			return refuse(InPlugin,
 				"claim %s: %s is offered by the device plugin, which gives it up for this claim as soon as no "+
 					"pod has it", c, r.Device)
@@ -104,15 +104,15 @@ func (k kept) check(c dra.Claim, units map[string]Unit, others map[string]string
 // fits returns an error naming a claim that has hardware from which the unit would have to be made:
 // partitions that overlap, or the whole GPU.
 func (k kept) fits(c dra.Claim, r dra.Result, unit Unit, units map[string]Unit) error {
-	if unit.With == "" {
+	if unit.Parent == "" {
 		return nil
 	}
-	counted, left := map[string]bool{}, maps.Clone(unit.Has)
+	counted, left := map[string]bool{}, maps.Clone(unit.Supply)
 	take := func(u Unit) (ok bool) {
 		ok = true
 		if !counted[u.Place] {
 			counted[u.Place] = true
-			for name, n := range u.Takes {
+			for name, n := range u.Needs {
 				left[name] -= n
 				ok = ok && left[name] >= 0
 			}
@@ -122,7 +122,7 @@ func (k kept) fits(c dra.Claim, r dra.Result, unit Unit, units map[string]Unit) 
 	take(unit)
 	for _, other := range append([]dra.Claim{c}, k.Claims...) {
 		for _, has := range other.Results {
-			if has.Admin || !within(unit.With, has.Place()) {
+			if has.Admin || !within(unit.Parent, has.Place()) {
 				continue
 			}
 			taken, known := units[has.Place()]

@@ -25,11 +25,11 @@ type Unit struct {
 	// ID is the unit's UUID, GPU the UUID of its GPU. A unit without ID does not exist now, and is
 	// made when a claim gets it.
 	ID, GPU string
-	// With is for units of a GPU that is divided for claims: the place of that GPU, for its parts
-	// and for the GPU itself. The path of such a unit is the path of the GPU, and it consumes part
-	// of what the GPU Has. With is empty for other units, which cannot conflict with each other.
-	With       string
-	Takes, Has map[string]int
+	// Parent is for units of a GPU that is divided for claims: the place of that GPU, for its parts
+	// and for the GPU itself. The path of such a unit is the path of the GPU, and it Needs part of
+	// the GPU's Supply. Parent is empty for other units, which cannot conflict with each other.
+	Parent        string
+	Needs, Supply map[string]int
 	// Device is the name of the device as which the unit is offered now; empty if DRA does not
 	// offer it. Shares is the number of its shares; 0 for an exclusive device.
 	Device string

@@ -17,7 +17,7 @@ func (t *Table) OnMake(make func(ctx context.Context, place string) error) { t.m
 func (t *Table) lockGPUs(ctx context.Context, c dra.Claim) (unlock func(), err error) {
 	units, gpus := t.units.Load().byPlace, map[string]bool{}
 	for _, r := range c.Results {
-		if with := units[r.Place()].With; with != "" && !r.Admin {
+		if with := units[r.Place()].Parent; with != "" && !r.Admin {
 			gpus[with] = true
 		}
 	}

@@ -18,7 +18,7 @@ func divided(t *testing.T) *rig {
 	r := newRig(t)
 	has := map[string]int{"left": 1, "right": 1}
 	part := func(place string, takes map[string]int) Unit {
-		return Unit{Place: place, GPU: "GPU-a", Device: place, With: "gpu-a", Takes: takes, Has: has}
+		return Unit{Place: place, GPU: "GPU-a", Device: place, Parent: "gpu-a", Needs: takes, Supply: has}
 	}
 	r.units = []Unit{
 		part("gpu-a", has), part("gpu-a-half-0", map[string]int{"left": 1}), part("gpu-a-half-1", map[string]int{"right": 1}),

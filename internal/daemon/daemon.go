@@ -226,7 +226,7 @@ func Run(ctx context.Context, o Options) error {
 		ClaimCalls: claimCalls,
 
 		Partitioner:    rights,
-		LetGo:          node.PauseEvents,
+		CloseHandles:   node.PauseEvents,
 		Processes:      partitioner.Processes,
 		Programs:       partitioner.Clients,
 		OpenedBy:       partitioner.OpenedBy,

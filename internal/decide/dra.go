@@ -48,7 +48,7 @@ type Unit struct {
 func (u Unit) PluginUnit() string { return cmp.Or(u.ID, u.GPU) }
 
 // Follows reports whether the unit has the path of the GPU of which it is a part.
-func (u Unit) Follows() bool { return u.With != "" && u.With != u.Place }
+func (u Unit) Follows() bool { return u.Parent != "" && u.Parent != u.Place }
 
 // ByDRA reports whether a claim may get the unit at any moment.
 func (u Unit) ByDRA(paths map[string]units.Path) bool {
@@ -257,11 +257,11 @@ func (d *Decision) addOnDemand(
 		unit := all[whole]
 		unit.Place = whole
 		unit.GPU = gpu.UUID
-		unit.With = whole
+		unit.Parent = whole
 		unit.ForDRA = unit.ForDRA ||
 			wanted
-		unit.Takes = g.Supply()
-		unit.Has = g.Supply()
+		unit.Needs = g.Supply()
+		unit.Supply = g.Supply()
 		fault := func(id string) string {
 			if d.released(gpu.UUID) {
 				return releasedFault
@@ -283,16 +283,16 @@ func (d *Decision) addOnDemand(
 			if other, there := all[place]; id == "" && there && other.ID != "" {
 				return
 			}
-			takes := g.Takes(mig.Partition{Profile: at.Profile, Placement: at.Placement})
+			takes := g.Needs(mig.Partition{Profile: at.Profile, Placement: at.Placement})
 			all[place] = Unit{
 				claims.Unit{
-					Place: place,
-					ID:    id,
-					GPU:   gpu.UUID,
-					With:  whole,
-					Takes: takes,
-					Has:   g.Supply(),
-					Fault: fault(id),
+					Place:  place,
+					ID:     id,
+					GPU:    gpu.UUID,
+					Parent: whole,
+					Needs:  takes,
+					Supply: g.Supply(),
+					Fault:  fault(id),
 				},
 				all[place].Resource, sharing.Unit{}, wanted, at,
 			}

@@ -366,7 +366,7 @@ func takes(geometry mig.Geometry, p *sharing.Partition) mig.Counters {
 	if p == nil {
 		return geometry.Supply()
 	}
-	return geometry.Takes(mig.Partition{Profile: p.Profile, Placement: p.Placement})
+	return geometry.Needs(mig.Partition{Profile: p.Profile, Placement: p.Placement})
 }
 
 func quantity(n uint64) resource.Quantity { return *resource.NewQuantity(int64(n), resource.BinarySI) }

@@ -269,7 +269,7 @@ func (b *builder) counterSets() []resourceapi.CounterSet {
 				continue // Another compute instance of the same GPU instance.
 			}
 			instances = append(instances, partition.Placement)
-			for name, n := range b.OnDemand[gpu.UUID].Takes(partition) {
+			for name, n := range b.OnDemand[gpu.UUID].Needs(partition) {
 				supply[name] -= min(n, supply[name])
 			}
 		}

@@ -308,7 +308,7 @@ func (p *Paths) next(
 			wanted:      unit.ForDRA,
 			late:        late[place],
 			vacated:     withdrawn[id] && !anyOtherThan(p.Claims.Driver(), holders[id]),
-			partsLeft:   unit.With == "" || withoutPlugin(all, view.Paths, unit.GPU),
+			partsLeft:   unit.Parent == "" || withoutPlugin(all, view.Paths, unit.GPU),
 			unallocated: slices.Contains(unallocated, place),
 		}
 		if then := nextPath(path, is); then != path {

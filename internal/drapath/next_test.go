@@ -102,8 +102,8 @@ func TestPartitionFollowsItsGPU(t *testing.T) {
 	const part = "gpu-a-1g10gb-0"
 	all := map[string]decide.Unit{}
 	for place, unit := range map[string]claims.Unit{
-		"gpu-a": {ID: "GPU-a", GPU: "GPU-a", With: "gpu-a"},
-		part:    {ID: "MIG-0", GPU: "GPU-a", With: "gpu-a"},
+		"gpu-a": {ID: "GPU-a", GPU: "GPU-a", Parent: "gpu-a"},
+		part:    {ID: "MIG-0", GPU: "GPU-a", Parent: "gpu-a"},
 		"gpu-b": {ID: "GPU-b", GPU: "GPU-b"},
 	} {
 		unit.Place = place

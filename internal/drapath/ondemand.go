@@ -48,7 +48,7 @@ func (p *Paths) readGeometries(ctx context.Context, inputs Inputs) {
 // withoutPlugin reports whether the device plugin has no unit of the GPU other than the GPU itself.
 func withoutPlugin(all map[string]decide.Unit, paths map[string]units.Path, gpu string) bool {
 	for place, unit := range all {
-		if unit.GPU == gpu && unit.With == "" && !paths[place].ByDRA() {
+		if unit.GPU == gpu && unit.Parent == "" && !paths[place].ByDRA() {
 			return false
 		}
 	}
@@ -59,18 +59,18 @@ func withoutPlugin(all map[string]decide.Unit, paths map[string]units.Path, gpu 
 func (p *Paths) makeUnit(ctx context.Context, place string) error {
 	all := p.Units()
 	unit := all[place]
-	room := migchange.Room{GPU: unit.GPU, Keep: func() []mig.Partition { return p.claimed(unit.With) }}
+	room := migchange.PartitionRequest{GPU: unit.GPU, Keep: func() []mig.Partition { return p.claimed(unit.Parent) }}
 	if unit.At != nil {
 		room.Partition = &mig.Partition{Profile: unit.At.Profile, Placement: unit.At.Placement}
 	}
-	return p.deps.MIG.Cut(ctx, room)
+	return p.deps.MIG.CreatePartition(ctx, room)
 }
 
 // claimed returns the GPU instances that claims have of the GPU at that place.
 func (p *Paths) claimed(gpu string) (instances []mig.Partition) {
 	all := p.Units()
 	for place := range p.Claims.View().HeldPlaces() {
-		if unit := all[place]; unit.With == gpu && unit.At != nil {
+		if unit := all[place]; unit.Parent == gpu && unit.At != nil {
 			instances = append(instances, mig.Partition{
 				Profile:   unit.At.Profile.Instance(),
 				Placement: unit.At.Placement,

@@ -12,12 +12,12 @@ import (
 // layouts have some of it. While none of its devices would stay, only half of the GPUs that would
 // lose some of it change; the others follow when the first ones offer it again. Devices that a pod
 // holds count neither way: they go when the pod has ended.
-func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
-	if r.Resources == nil || !slices.ContainsFunc(looks, func(l *look) bool { return len(l.Steps) > 0 }) {
+func (r *Reconciler) keepCapacity(gpus []sharing.GPU, inspections []*inspection) {
+	if r.Resources == nil || !slices.ContainsFunc(inspections, func(l *inspection) bool { return len(l.Steps) > 0 }) {
 		return
 	}
-	byGPU := map[string]*look{}
-	for _, l := range looks {
+	byGPU := map[string]*inspection{}
+	for _, l := range inspections {
 		if len(l.Steps) > 0 {
 			byGPU[l.gpu.UUID] = l
 		}
@@ -66,13 +66,13 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 			continue
 		}
 		most := max(1, (len(waiting)+len(underWay))/2) - len(underWay)
-		for i, l := range looks {
+		for i, l := range inspections {
 			if !waiting[l.gpu.UUID] {
 				continue
 			}
 			if most--; most < 0 {
-				looks[i] = l.putOff("the other GPUs with its resource change first")
-				byGPU[l.gpu.UUID] = looks[i]
+				inspections[i] = l.postpone("the other GPUs with its resource change first")
+				byGPU[l.gpu.UUID] = inspections[i]
 			}
 		}
 	}
@@ -82,32 +82,32 @@ func (r *Reconciler) keepCapacity(gpus []sharing.GPU, looks []*look) {
 // another program that has the GPUs open, shows only when the mode is set, and no other GPU should
 // leave service for that. The one is the first GPU with the fewest failures. So it keeps its turn
 // however long its withdrawal takes, even if a GPU that fails every time has a shorter pause.
-func (r *Reconciler) oneFirst(looks []*look) {
+func (r *Reconciler) oneFirst(inspections []*inspection) {
 	if r.executor.modeChanges.Load() {
 		return
 	}
-	changes := func(l *look) bool { return l.Record != nil && l.Record.Before.MIG != l.Record.After.MIG }
-	var one *look
-	for _, l := range looks {
+	changes := func(l *inspection) bool { return l.Record != nil && l.Record.Before.MIG != l.Record.After.MIG }
+	var one *inspection
+	for _, l := range inspections {
 		if changes(l) && (one == nil || l.failures < one.failures) {
 			one = l
 		}
 	}
-	for i, l := range looks {
+	for i, l := range inspections {
 		if changes(l) && (l != one || r.changes.room() < mostChanges) {
-			looks[i] = l.putOff("another GPU changes its MIG mode first")
+			inspections[i] = l.postpone("another GPU changes its MIG mode first")
 		}
 	}
 }
 
-// putOff returns the look without its change: the GPU stays offered, except units that a pod holds
+// postpone returns the inspection without its change: the GPU stays offered, except units that a pod holds
 // and that have to go.
-func (l *look) putOff(reason string) *look {
+func (l *inspection) postpone(reason string) *inspection {
 	offer := maps.Clone(l.Offer)
 	for _, unit := range l.Withdraw {
 		offer[unit] = true
 	}
-	return &look{
+	return &inspection{
 		gpu:        l.gpu,
 		managedGPU: l.managedGPU,
 		Decision: Decision{
@@ -119,11 +119,11 @@ func (l *look) putOff(reason string) *look {
 }
 
 // afterwards returns the GPUs as they will be, as far as resources depend on it.
-func afterwards(gpus []sharing.GPU, journal Journal, looks map[string]*look) []sharing.GPU {
+func afterwards(gpus []sharing.GPU, journal Journal, inspections map[string]*inspection) []sharing.GPU {
 	gpus = slices.Clone(gpus)
 	for i := range gpus {
 		record, known := journal.record(gpus[i].UUID)
-		if l := looks[gpus[i].UUID]; l != nil {
+		if l := inspections[gpus[i].UUID]; l != nil {
 			record, known = *l.Record, true
 		}
 		if !known {

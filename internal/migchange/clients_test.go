@@ -283,7 +283,7 @@ func TestPausedInVain(t *testing.T) {
 		r := w.program()
 		r.Clients, r.PauseClients, r.now = o, true, time.Now
 		ctx, cancel := context.WithCancel(t.Context())
-		cut, ended := w.cutter(ctx, r)
+		waitingRequest, ended := w.cutter(ctx, r)
 		defer func() { cancel(); <-ended }()
 		programs := []string{"other (PID 7)", "dcgm (PID 8)"}
 		r.Partitioner.(*nvml.Partitioner).Clients = func(int) ([]string, error) { return programs, nil }
@@ -300,15 +300,15 @@ func TestPausedInVain(t *testing.T) {
 			w.sim.SetClient(true)
 		}
 		for i, step := range []struct {
-			before func()
-			takes  time.Duration
-			room   *mig.Partition
-			made   bool
-			pauses int
+			before  func()
+			takes   time.Duration
+			request *mig.Partition
+			made    bool
+			pauses  int
 		}{
 			{nil, 0, &small, false, 1},
 			{nil, 0, &small, false, 1},
-			{nil, 5 * time.Second, &big, false, 1}, // Another room.
+			{nil, 5 * time.Second, &big, false, 1}, // Another request.
 			{nil, 5 * time.Second, &small, false, 1},
 			{func() { programs = []string{"dcgm (PID 8)", "dcgm (PID 9)"} }, 5 * time.Second, &big, true, 2},
 			{nil, 0, nil, false, 3},
@@ -321,7 +321,7 @@ func TestPausedInVain(t *testing.T) {
 			o.mu.Lock()
 			o.takes = step.takes
 			o.mu.Unlock()
-			err := cut(Room{Partition: step.room})
+			err := waitingRequest(PartitionRequest{Partition: step.request})
 			wait(time.Second)
 			if pauses, _, _ := o.told(); (err == nil) != step.made || pauses != step.pauses {
 				t.Errorf("step %d: %v after %d pauses, want %d", i, err, pauses, step.pauses)

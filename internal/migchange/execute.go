@@ -112,14 +112,14 @@ func (e *executor) finish(ctx context.Context, g *managedGPU, record Record, hol
 }
 
 // turn is a GPU's turn at the driver, from its first step until its new state is read. resume
-// undoes Options.LetGo before that reading. Both functions may be called repeatedly.
+// undoes Options.CloseHandles before that reading. Both functions may be called repeatedly.
 type turn struct{ resume, end func() }
 
 // takeTurn waits for the GPU's turn; it returns nil if ctx ends first.
 func (e *executor) takeTurn(ctx context.Context, record Record) *turn {
 	resume := func() {}
-	if e.LetGo != nil && record.Before.MIG != record.After.MIG {
-		if undo, err := e.LetGo(ctx, record.GPU); err == nil { // If it fails, the step fails, too, and reports why.
+	if e.CloseHandles != nil && record.Before.MIG != record.After.MIG {
+		if undo, err := e.CloseHandles(ctx, record.GPU); err == nil { // If it fails, the step fails, too, and reports why.
 			resume = sync.OnceFunc(undo)
 		}
 	}

@@ -266,7 +266,7 @@ func TestDriverReadErrors(t *testing.T) {
 					fault.Return = code
 					end := w.sim.InjectFault(call, fault)
 					for range 3 {
-						w.clock = w.clock.Add(r.passAndWait(t.Context(), gpus, wanted, false))
+						w.clock = w.clock.Add(r.reconcileAndWait(t.Context(), gpus, wanted, false))
 					}
 					end()
 					w.survive(busy)

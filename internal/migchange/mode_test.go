@@ -59,7 +59,7 @@ func TestMonitorOnly(t *testing.T) {
 			}
 			withheld := w.neverWithheld(r, tries)
 			for n, layout := range []string{"all-balanced", "all-1g.5gb"} {
-				w.passes(r, layoutNamed(layout), 10)
+				w.reconcileAll(r, layoutNamed(layout), 10)
 				if calls := w.sim.Calls("DeviceSetMigMode"); calls != tries*(n+1) || len(withheld) != tries {
 					t.Errorf("%s: the driver was asked for the mode %d times, and %d GPUs were withheld", layout, calls, len(withheld))
 				}
@@ -89,7 +89,7 @@ func TestNoSubscription(t *testing.T) {
 				tries = 0
 			}
 			withheld := w.neverWithheld(r, tries)
-			w.passes(r, layoutNamed("all-balanced"), 10)
+			w.reconcileAll(r, layoutNamed("all-balanced"), 10)
 			made := w.sim.Calls("DeviceCreateGpuInstanceWithPlacement")
 			if len(withheld) != tries || (made == 0) != known || w.sim.Calls("GpuInstanceCreateComputeInstance") != tries {
 				t.Errorf("%d GPUs were withheld, %d GPU instances made", len(withheld), made)
@@ -224,7 +224,7 @@ func TestAnotherProgramHasTheGPUs(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				w.clock = w.clock.Add(max(time.Second, r.passAndWait(t.Context(), gpus, wanted, false)))
+				w.clock = w.clock.Add(max(time.Second, r.reconcileAndWait(t.Context(), gpus, wanted, false)))
 			}
 			if tries := w.sim.Calls("DeviceSetMigMode") + w.sim.Calls("ComputeInstanceDestroy"); tries < 6 || tries > 3*60 {
 				t.Errorf("%d tries of three GPUs in a day", tries)
@@ -249,15 +249,15 @@ func TestAnotherProgramHasTheGPUs(t *testing.T) {
 	}
 }
 
-// passes looks at the GPUs so many times while the clock stands still.
-func (w *world) passes(r *Reconciler, wanted sharing.MIGConfig, times int) {
+// reconcileAll inspects the GPUs so many times while the clock stands still.
+func (w *world) reconcileAll(r *Reconciler, wanted sharing.MIGConfig, times int) {
 	w.t.Helper()
 	for range times {
 		gpus, err := nvml.Scan(w.sim)
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		r.passAndWait(w.t.Context(), gpus[:max(1, w.gpus)], wanted, false)
+		r.reconcileAndWait(w.t.Context(), gpus[:max(1, w.gpus)], wanted, false)
 	}
 }
 
@@ -270,11 +270,11 @@ func TestProgramComesLater(t *testing.T) {
 	r := w.program()
 	w.run(r, layoutNamed("all-disabled"), false, 10)
 	w.enter("client=dcgm")
-	w.passes(r, layoutNamed("all-balanced"), 10)
+	w.reconcileAll(r, layoutNamed("all-balanced"), 10)
 	w.clock = w.clock.Add(2 * time.Hour)
 	w.neverWithheld(r, 1)
 	calls := w.sim.Calls("DeviceSetMigMode")
-	w.passes(r, layoutNamed("all-balanced"), 10)
+	w.reconcileAll(r, layoutNamed("all-balanced"), 10)
 	if tries := w.sim.Calls("DeviceSetMigMode") - calls; tries != 3 {
 		t.Errorf("%d tries of three GPUs", tries)
 	}
@@ -286,7 +286,7 @@ func TestResetDuringAPause(t *testing.T) {
 	w, wanted := newWorldIn(t, "a100-40", "passthrough"), layoutNamed("all-balanced")
 	w.sim.InjectFault("DeviceGetVirtualizationMode", simnode.Fault{Return: nvml.Unknown})
 	r := w.program()
-	w.passes(r, wanted, 5)
+	w.reconcileAll(r, wanted, 5)
 	if got := w.state(r); got.State != nodereport.LayoutResetRequired {
 		t.Errorf("%s (%s)", got.State, got.Reason)
 	}
@@ -294,7 +294,7 @@ func TestResetDuringAPause(t *testing.T) {
 	if err := w.sim.Heal(0); err != nil {
 		t.Fatal(err)
 	}
-	w.passes(r, wanted, 5)
+	w.reconcileAll(r, wanted, 5)
 	if got := w.state(r); got.State != nodereport.LayoutApplied {
 		t.Errorf("after the reset: %s (%s)", got.State, got.Reason)
 	}
@@ -308,7 +308,7 @@ func TestPauses(t *testing.T) {
 	r := w.program()
 	for n, code := range []nvml.Return{nvml.ResetRequired, nvml.InUse} {
 		end := w.sim.InjectFault("DeviceSetMigMode", simnode.Fault{Return: code})
-		w.passes(r, wanted, 10)
+		w.reconcileAll(r, wanted, 10)
 		state := []nodereport.LayoutState{nodereport.LayoutResetRequired, nodereport.LayoutBlocked}[n]
 		if got := w.state(r); w.sim.Calls("DeviceSetMigMode") != n+1 || got.State != state || !got.Resettable || r.offers.published.Load().only[got.GPU] != nil {
 			t.Errorf("%s: asked %d times, %s (%s), offered %v", code, w.sim.Calls("DeviceSetMigMode"), got.State, got.Reason, r.offers.published.Load().only)
@@ -334,13 +334,13 @@ func TestNotListedAnyMore(t *testing.T) {
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
 	r := w.program()
 	r.Devices = busyKubelet{w}
-	w.passes(r, wanted, 1)
+	w.reconcileAll(r, wanted, 1)
 	if only := r.offers.published.Load().only[w.gpu()]; only == nil {
 		t.Error("nothing is withheld for the change")
 	}
 	w.sim.InjectFault("DeviceGetGpuInstancePossiblePlacements", simnode.Fault{Return: nvml.Unknown})
 	w.clock = w.clock.Add(recheckInterval)
-	w.passes(r, wanted, 1)
+	w.reconcileAll(r, wanted, 1)
 	if got := w.state(r); got.State != nodereport.LayoutFailed || r.offers.published.Load().only[got.GPU] != nil {
 		t.Errorf("%s (%s), offered %v, want all", got.State, got.Reason, r.offers.published.Load().only)
 	}
@@ -418,7 +418,7 @@ func TestPodEndsMeanwhile(t *testing.T) {
 		defer end()
 		return holders(ctx)
 	}
-	w.passes(r, wanted, 1)
+	w.reconcileAll(r, wanted, 1)
 	if got := w.state(r); !strings.Contains(got.Reason, "default/pod") || r.offers.published.Load().only[got.GPU] == nil {
 		t.Errorf("%s (%s), offered %v, want held back for the pod", got.State, got.Reason, r.offers.published.Load().only)
 	}
@@ -472,7 +472,7 @@ func TestFailingGPUTakesNoTurns(t *testing.T) {
 		}
 	}
 	for begun := w.clock; w.clock.Before(begun.Add(10*time.Minute)) && !r.executor.modeChanges.Load(); w.clock = w.clock.Add(time.Second) {
-		w.passes(r, wanted, 1)
+		w.reconcileAll(r, wanted, 1)
 	}
 	if !r.executor.modeChanges.Load() || tries != 1 {
 		t.Errorf("the other GPU has the mode: %v, after %d tries of the one that fails", r.executor.modeChanges.Load(), tries)

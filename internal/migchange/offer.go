@@ -110,7 +110,7 @@ func (o *offers) limits() map[string]map[string]bool {
 }
 
 // refuse makes Allocate refuse the units that these changes withdraw.
-func (o *offers) refuse(changes []*look) {
+func (o *offers) refuse(changes []*inspection) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, l := range changes {

@@ -36,10 +36,10 @@ type Devices interface {
 // Options are a Reconciler's inputs and callbacks.
 type Options struct {
 	Partitioner Partitioner
-	// LetGo makes the other parts of this program close a GPU, for a change of its MIG mode, until
+	// CloseHandles makes the other parts of this program close a GPU, for a change of its MIG mode, until
 	// resume is called; nil if none use the GPUs. It is called before the GPU's turn, so that what
 	// it waits for can be over by then.
-	LetGo func(ctx context.Context, gpu string) (resume func(), err error)
+	CloseHandles func(ctx context.Context, gpu string) (resume func(), err error)
 	// Store keeps the journal; nil if the GPUs do not outlive the program.
 	Store Store
 	// Devices is nil if no kubelet is served.
@@ -83,7 +83,7 @@ type Options struct {
 type Reconciler struct {
 	Options
 	wake     chan struct{}
-	cuts     chan cut
+	requests chan waitingRequest
 	gpus     map[string]*managedGPU
 	changes  *changes
 	holders  *holderReader
@@ -109,9 +109,9 @@ type managedGPU struct {
 	// logged is the last state that was logged, except pending.
 	logged stateReason
 	// last is the last look, nil if it is no longer valid. While a GPU waits, it is valid until
-	// lookAt if the number of its withdrawn units stays the same.
-	last      *look
-	lookAt    time.Time
+	// inspectAt if the number of its withdrawn units stays the same.
+	last      *inspection
+	inspectAt time.Time
 	withdrawn int
 	// tried is the configuration that the failures below belong to.
 	tried sharing.MIGConfig
@@ -158,10 +158,10 @@ func New(o Options) *Reconciler {
 	o.Logger = o.Logger.With("component", "mig")
 	o.now = time.Now
 	r := &Reconciler{
-		Options: o,
-		wake:    make(chan struct{}, 1),
-		cuts:    make(chan cut),
-		gpus:    map[string]*managedGPU{},
+		Options:  o,
+		wake:     make(chan struct{}, 1),
+		requests: make(chan waitingRequest),
+		gpus:     map[string]*managedGPU{},
 	}
 	r.changes = &changes{
 		Options:  &r.Options,
@@ -205,7 +205,7 @@ func Once(ctx context.Context, o Options) ([]nodereport.GPULayout, error) {
 		o.Holders = func(context.Context) ([]sharing.Allocation, error) { return nil, nil }
 	}
 	r := New(o)
-	err := r.passes(ctx, false)
+	err := r.reconcileAll(ctx, false)
 	return r.Status(), err
 }
 
@@ -239,18 +239,18 @@ func (r *Reconciler) Prepare(ctx context.Context) {
 			return
 		}
 	}
-	_ = r.passes(ctx, true)
+	_ = r.reconcileAll(ctx, true)
 }
 
-// passes repeats pass while something can be done at once: a pass may finish one change of a GPU,
+// reconcileAll repeats reconcile while something can be done at once: a pass may finish one change of a GPU,
 // and the next one begin another.
-func (r *Reconciler) passes(ctx context.Context, starting bool) error {
+func (r *Reconciler) reconcileAll(ctx context.Context, starting bool) error {
 	for n := 0; ; n++ {
 		gpus, wanted, err := r.Inputs()
 		if err != nil {
 			return err
 		}
-		again := r.passAndWait(ctx, gpus, wanted, starting)
+		again := r.reconcileAndWait(ctx, gpus, wanted, starting)
 		if again == 0 || again > soon || n >= maxPasses*len(gpus) {
 			return nil
 		}
@@ -260,15 +260,15 @@ func (r *Reconciler) passes(ctx context.Context, starting bool) error {
 // maxPasses limits the passes per GPU, in case they never settle.
 const maxPasses = 8
 
-// passAndWait calls pass, and waits for the changes that it begins.
-func (r *Reconciler) passAndWait(
+// reconcileAndWait calls reconcile, and waits for the changes that it begins.
+func (r *Reconciler) reconcileAndWait(
 	ctx context.Context,
 	gpus []sharing.GPU,
 	wanted sharing.MIGConfig,
 	starting bool,
 ) time.Duration {
 	before := r.changes.begun
-	again := r.pass(ctx, gpus, wanted, starting)
+	again := r.reconcile(ctx, gpus, wanted, starting)
 	r.changes.running.Wait()
 	if r.changes.begun > before {
 		return soon
@@ -285,19 +285,19 @@ func (r *Reconciler) Run(ctx context.Context) {
 		resuming.Wait()
 		r.clients.leave(ctx)
 	}()
-	var waiting []cut
-	defer func() { endCuts(waiting, ctx.Err()) }()
+	var waiting []waitingRequest
+	defer func() { endRequests(waiting, ctx.Err()) }()
 	for ctx.Err() == nil {
 		var later <-chan time.Time
 		if gpus, wanted, err := r.Inputs(); err == nil {
-			waiting = r.beginCuts(ctx, gpus, waiting)
-			if again := r.pass(ctx, gpus, wanted, false); again > 0 {
+			waiting = r.beginRequests(ctx, gpus, waiting)
+			if again := r.reconcile(ctx, gpus, wanted, false); again > 0 {
 				later = time.After(again)
 			}
 		}
 		select {
 		case <-r.wake:
-		case c := <-r.cuts:
+		case c := <-r.requests:
 			waiting = append(waiting, c)
 		case <-later:
 		case <-ctx.Done():
@@ -305,8 +305,8 @@ func (r *Reconciler) Run(ctx context.Context) {
 	}
 }
 
-// look is the result of checking a GPU. It is not modified.
-type look struct {
+// inspection is the result of checking a GPU. It is not modified.
+type inspection struct {
 	gpu sharing.GPU
 	*managedGPU
 	Decision
@@ -315,11 +315,11 @@ type look struct {
 	withheld []string
 }
 
-// pass checks all GPUs, withdraws everything that has to go in one plan, and begins the changes
+// reconcile checks all GPUs, withdraws everything that has to go in one plan, and begins the changes
 // that nothing prevents any more. It returns when to do so again; 0 means when something changes.
 // If starting is true, the node is not registered yet, and units that the kubelet may know are
 // kept.
-func (r *Reconciler) pass(
+func (r *Reconciler) reconcile(
 	ctx context.Context,
 	gpus []sharing.GPU,
 	wanted sharing.MIGConfig,
@@ -333,7 +333,7 @@ func (r *Reconciler) pass(
 	r.holders.begin()
 	r.forgetMissing(gpus)
 	holders := sync.OnceValue(func() Holders { return r.holders.read(ctx) })
-	var looks []*look
+	var inspections []*inspection
 	fresh := false
 	for _, gpu := range gpus {
 		g := r.managed(gpu)
@@ -344,18 +344,18 @@ func (r *Reconciler) pass(
 			break
 		}
 		before := g.last
-		l, wait := r.look(ctx, gpu, g, holders, starting)
+		l, wait := r.inspect(ctx, gpu, g, holders, starting)
 		if l != nil {
-			looks = append(looks, l)
+			inspections = append(inspections, l)
 			fresh = fresh || l != before
 		}
 		again = sooner(again, wait)
 	}
-	r.oneFirst(looks)
-	r.keepCapacity(gpus, looks)
+	r.oneFirst(inspections)
+	r.keepCapacity(gpus, inspections)
 	var doubtful []string
 	limited := false
-	for _, l := range looks {
+	for _, l := range inspections {
 		r.progress.report(l.managedGPU, l.State, l.Reason)
 		doubtful = append(doubtful, l.Doubtful...)
 		limited = r.offers.limit(l.managedGPU, l.Offer) || limited
@@ -363,7 +363,7 @@ func (r *Reconciler) pass(
 	if limited {
 		r.Plan(ctx)
 	}
-	again = sooner(again, r.begin(ctx, looks, starting))
+	again = sooner(again, r.begin(ctx, inspections, starting))
 	r.progress.publish()
 	if fresh && len(doubtful) > 0 { // The request makes the kubelet be read, which wakes the next pass.
 		r.Devices.RefreshHolders(slices.Compact(slices.Sorted(slices.Values(doubtful)))...)
@@ -379,15 +379,15 @@ func sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// look finds out how far a GPU is and decides about it. It returns nil if there is nothing to
+// inspect finds out how far a GPU is and decides about it. It returns nil if there is nothing to
 // decide, or if it was done, and always when to check again.
-func (r *Reconciler) look(
+func (r *Reconciler) inspect(
 	ctx context.Context,
 	gpu sharing.GPU,
 	g *managedGPU,
 	holders func() Holders,
 	starting bool,
-) (*look, time.Duration) {
+) (*inspection, time.Duration) {
 	if !reflect.DeepEqual(g.tried, r.wanted) {
 		g.tried = r.wanted
 		g.notPermitted = false
@@ -426,12 +426,12 @@ func (r *Reconciler) look(
 		return nil, 0 // The end of another change wakes Run.
 	}
 	if l := g.last; l != nil && !r.executor.refused.Load() && r.progress.waiting.Load() &&
-		l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.lookAt) &&
+		l.State != nodereport.LayoutFailed && l.starting == starting && now.Before(g.inspectAt) &&
 		l.countWithdrawn(r.Devices) == g.withdrawn && reflect.DeepEqual(l.gpu, gpu) {
 		if l.Again == 0 {
 			return l, 0
 		}
-		return l, g.lookAt.Sub(now)
+		return l, g.inspectAt.Sub(now)
 	}
 	g.last = nil
 	d, err := r.decide(ctx, g, holders, starting)
@@ -454,7 +454,7 @@ func (r *Reconciler) look(
 		}
 		return nil, d.Again
 	}
-	l := &look{
+	l := &inspection{
 		gpu:        gpu,
 		managedGPU: g,
 		Decision:   d,
@@ -470,14 +470,14 @@ func (r *Reconciler) look(
 		}
 	}
 	g.last = l
-	g.lookAt = now.Add(cmp.Or(d.Again, recheckInterval))
+	g.inspectAt = now.Add(cmp.Or(d.Again, recheckInterval))
 	g.withdrawn = l.countWithdrawn(r.Devices)
 	return l, d.Again
 }
 
 // countWithdrawn returns how many of the units that must not be offered are withdrawn. A held unit
 // becomes withdrawn when its pod has ended, and then there is something new to decide.
-func (l *look) countWithdrawn(devices Devices) (count int) {
+func (l *inspection) countWithdrawn(devices Devices) (count int) {
 	for _, unit := range l.withheld {
 		if devices.Withdrawn(unit) {
 			count++
@@ -489,19 +489,19 @@ func (l *look) countWithdrawn(devices Devices) (count int) {
 // begin begins the changes whose units are all withdrawn, as many as may be made at a time. It
 // first makes Allocate refuse these units, and then decides again: what it now finds free can no
 // longer be granted to a pod.
-func (r *Reconciler) begin(ctx context.Context, looks []*look, starting bool) (again time.Duration) {
-	withdrawn := func(l *look) bool { return starting || r.Devices.Withdrawn(l.Withdraw...) }
-	room := r.changes.room()
-	looks = slices.DeleteFunc(slices.Clone(looks), func(l *look) bool {
-		if len(l.Steps) == 0 || room == 0 || !withdrawn(l) {
+func (r *Reconciler) begin(ctx context.Context, inspections []*inspection, starting bool) (again time.Duration) {
+	withdrawn := func(l *inspection) bool { return starting || r.Devices.Withdrawn(l.Withdraw...) }
+	request := r.changes.room()
+	inspections = slices.DeleteFunc(slices.Clone(inspections), func(l *inspection) bool {
+		if len(l.Steps) == 0 || request == 0 || !withdrawn(l) {
 			return true
 		}
-		room--
+		request--
 		return false
 	})
-	r.offers.refuse(looks)
+	r.offers.refuse(inspections)
 	holders := sync.OnceValue(func() Holders { return r.holders.read(ctx) })
-	for _, l := range looks {
+	for _, l := range inspections {
 		l.last = nil
 		d, err := r.decide(ctx, l.managedGPU, holders, starting)
 		switch {

@@ -313,7 +313,7 @@ func TestStaleInventory(t *testing.T) {
 	}
 	r := w.program()
 	for range 5 {
-		r.passAndWait(t.Context(), stale, wanted, false)
+		r.reconcileAndWait(t.Context(), stale, wanted, false)
 	}
 	got := w.state(r)
 	only := r.offers.published.Load().only[got.GPU]
@@ -369,7 +369,7 @@ func TestUnplugged(t *testing.T) {
 	if door.closed[gpu] == "" || len(w.kept.Underway) != 1 {
 		t.Fatalf("closed %v, journal %+v: want a change in its middle", door.closed, w.kept)
 	}
-	r.passAndWait(t.Context(), nil, wanted, false)
+	r.reconcileAndWait(t.Context(), nil, wanted, false)
 	if len(door.closed) != 0 {
 		t.Errorf("closed when the GPU is gone: %v", door.closed)
 	}
@@ -439,7 +439,7 @@ func TestBlindStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return r.passAndWait(t.Context(), gpus[:1], wanted, starting)
+		return r.reconcileAndWait(t.Context(), gpus[:1], wanted, starting)
 	}
 	isBack := func() bool { only, limited := r.offers.published.Load().only[gpu]; return !limited || only[gpu] }
 	if again := once(true); isBack() || again == 0 || w.writes != 0 {
@@ -542,7 +542,7 @@ func TestComputePlacement(t *testing.T) {
 			t.Fatal(err)
 		}
 		undone := r.executor.undone.Load()
-		again := r.passAndWait(t.Context(), gpus, wanted, false)
+		again := r.reconcileAndWait(t.Context(), gpus, wanted, false)
 		if again == 0 {
 			break
 		}
@@ -741,7 +741,7 @@ func TestTwoGPUs(t *testing.T) {
 	}
 	r := w.program()
 	for range 5 {
-		r.passAndWait(t.Context(), gpus, layoutNamed("all-3g.40gb"), false)
+		r.reconcileAndWait(t.Context(), gpus, layoutNamed("all-3g.40gb"), false)
 		w.clock = w.clock.Add(retryInterval)
 	}
 	states := map[int]nodereport.LayoutState{}
@@ -791,7 +791,7 @@ func TestRefreshHolders(t *testing.T) {
 	}
 	before := side.times
 	for range 10 {
-		r.passAndWait(t.Context(), gpus, wanted, false)
+		r.reconcileAndWait(t.Context(), gpus, wanted, false)
 	}
 	if now := side.times; now > before+1 {
 		t.Errorf("reminded %d times in a moment", now-before)
@@ -811,7 +811,7 @@ func TestDriverClosed(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
 	r := w.program()
-	w.passes(r, wanted, 20)
+	w.reconcileAll(r, wanted, 20)
 	before := w.state(r)
 	if before.State != nodereport.LayoutApplied {
 		t.Fatalf("%+v", before)
@@ -819,12 +819,12 @@ func TestDriverClosed(t *testing.T) {
 	open := r.Partitioner
 	r.Partitioner = closed{open}
 	w.clock = w.clock.Add(time.Hour)
-	w.passes(r, layoutNamed("all-1g.10gb"), 3)
+	w.reconcileAll(r, layoutNamed("all-1g.10gb"), 3)
 	if got := w.state(r); got.State == nodereport.LayoutFailed {
 		t.Errorf("while it is closed: %+v", got)
 	}
 	r.Partitioner = open
-	w.passes(r, layoutNamed("all-1g.10gb"), 20)
+	w.reconcileAll(r, layoutNamed("all-1g.10gb"), 20)
 	if got := w.state(r); got.State != nodereport.LayoutApplied {
 		t.Errorf("when it is open again: %+v", got)
 	}

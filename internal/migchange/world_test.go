@@ -180,7 +180,7 @@ func (w *world) run(r *Reconciler, wanted sharing.MIGConfig, starting bool, roun
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		again := r.passAndWait(ctx, gpus[:max(1, w.gpus)], wanted, starting)
+		again := r.reconcileAndWait(ctx, gpus[:max(1, w.gpus)], wanted, starting)
 		if w.dead {
 			w.dead = false // Another program can run.
 			return false

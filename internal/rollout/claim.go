@@ -144,7 +144,7 @@ func (c *Client) Start(ctx context.Context, spec Spec) (*Rollout, error) {
 	}
 	p := plan{
 		Params: chosen.Params,
-		Head: Head{
+		State: State{
 			Phase:   Claiming,
 			PauseAt: spec.PauseAfter,
 			Holder:  c.Holder,
@@ -191,7 +191,7 @@ func (c *Client) claim(ctx context.Context, p plan) error {
 			return err
 		}
 	}
-	_, err = c.writeHead(ctx, created, func(h *Head) error {
+	_, err = c.writeState(ctx, created, func(h *State) error {
 		if h.Phase != Claiming && h.Phase != Running { // It is Running if the answer to this write was lost.
 			return fmt.Errorf("rollout %s is %s by now", p.ID, h.Phase)
 		}
@@ -284,12 +284,12 @@ func (s Spec) params(holder string) (Params, error) {
 // each calls do for all nodes, up to atOnce at a time, and waits for all calls.
 func each(nodes []Node, do func(i int, n Node)) {
 	var running sync.WaitGroup
-	places := make(chan struct{}, atOnce)
+	slots := make(chan struct{}, atOnce)
 	for i, n := range nodes {
-		places <- struct{}{}
+		slots <- struct{}{}
 		running.Go(func() {
 			do(i, n)
-			<-places
+			<-slots
 		})
 	}
 	running.Wait()
@@ -383,7 +383,7 @@ func (c *Client) Pause(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.writeHead(ctx, p, func(h *Head) error {
+	_, err = c.writeState(ctx, p, func(h *State) error {
 		if h.Phase != Running {
 			return fmt.Errorf("rollout %s does not run: it is %s", id, h.Phase)
 		}

@@ -26,7 +26,7 @@
 //	err = client.Forget(ctx, r.ID, false)
 //
 // Start claims the Nodes and sets no label; Drive does. Drive and Undo return ErrStopped when a
-// node is in the way. When ctx ends, they record that in the Head and return ErrInterrupted.
+// node is in the way. When ctx ends, they record that in the State and return ErrInterrupted.
 //
 // Files: plan.go is the ConfigMap; record.go the Nodes' annotations and the two joined; next.go the
 // pure function that decides the next step; claim.go how Nodes join a rollout; drive.go the loop

@@ -31,7 +31,7 @@ type Resume struct {
 // errHeld: another program drives the rollout.
 var errHeld = errors.New("another program drives it")
 
-func (h *Head) renew(holder string) error {
+func (h *State) renew(holder string) error {
 	if h.Holder != holder {
 		return fmt.Errorf("%w: %s", errHeld, cmp.Or(h.Holder, "no program now: it was taken from this one"))
 	}
@@ -39,11 +39,11 @@ func (h *Head) renew(holder string) error {
 	return nil
 }
 
-// writeHead changes the plan's Head with set, and calls set again if the plan has changed
+// writeState changes the plan's State with set, and calls set again if the plan has changed
 // meanwhile.
-func (c *Client) writeHead(ctx context.Context, p plan, set func(*Head) error) (plan, error) {
+func (c *Client) writeState(ctx context.Context, p plan, set func(*State) error) (plan, error) {
 	for {
-		next := p.Head
+		next := p.State
 		if err := set(&next); err != nil {
 			return p, err
 		}
@@ -91,8 +91,8 @@ func (c *Client) Drive(ctx context.Context, id string, how Resume) (*Rollout, er
 		ahead := false
 		first := -1
 		for _, n := range r.Nodes {
-			ahead = ahead || n.Record.Wave < at && (n.Record.Place == Waiting || n.Record.Place == Pending)
-			if n.Record.Place == Waiting && (first < 0 || n.Record.Wave < first) {
+			ahead = ahead || n.Record.Wave < at && (n.Record.State == Waiting || n.Record.State == Pending)
+			if n.Record.State == Waiting && (first < 0 || n.Record.Wave < first) {
 				first = n.Record.Wave
 			}
 		}
@@ -102,7 +102,7 @@ func (c *Client) Drive(ctx context.Context, id string, how Resume) (*Rollout, er
 		if how.PauseAfter > 0 && first >= 0 {
 			at = first + how.PauseAfter
 		}
-		return d.setPhase(ctx, r.Phase, func(h *Head) {
+		return d.setPhase(ctx, r.Phase, func(h *State) {
 			h.Phase = Running
 			h.Reason = ""
 			h.PauseAt = at
@@ -121,7 +121,7 @@ func (c *Client) Undo(ctx context.Context, id string, atOnce bool) (*Rollout, er
 		case TakenBack:
 			return nil
 		}
-		return d.setPhase(ctx, r.Phase, func(h *Head) { h.Phase, h.Reason = TakingBack, "" })
+		return d.setPhase(ctx, r.Phase, func(h *State) { h.Phase, h.Reason = TakingBack, "" })
 	}, atOnce)
 	if errors.Is(err, errRelease) { // No node has its label.
 		err = c.release(ctx, id)
@@ -144,14 +144,14 @@ func (d *driver) waitAgain(ctx context.Context, skip bool) error {
 		for _, n := range r.Nodes {
 			record := *n.Record
 			switch {
-			case record.Place == Failed && skip:
-				record.Place = Skipped
-			case record.Place == Waiting && skip && n.NotReady != "":
-				record.Place, record.Reason = Skipped, n.NotReady
-			case record.Place == Failed && !record.Set:
-				record.Place, record.Reason = Waiting, ""
-			case record.Place == Failed, record.Place == Pending && record.Since.Before(now):
-				record.Place = Pending
+			case record.State == Failed && skip:
+				record.State = Skipped
+			case record.State == Waiting && skip && n.NotReady != "":
+				record.State, record.Reason = Skipped, n.NotReady
+			case record.State == Failed && !record.Set:
+				record.State, record.Reason = Waiting, ""
+			case record.State == Failed, record.State == Pending && record.Since.Before(now):
+				record.State = Pending
 				record.Reason = ""
 				record.Since = now
 				record.Applied = time.Time{}
@@ -250,7 +250,7 @@ func (d *driver) find() (*Rollout, error) { return d.store.rollout(d.id) }
 // take gets the lease. If another holder has it, take waits until that lease has not changed for
 // outwait.
 func (d *driver) take(ctx context.Context) (*Rollout, error) {
-	var last Head
+	var last State
 	var since time.Time
 	for {
 		p, err := d.store.current(d.id)
@@ -260,14 +260,14 @@ func (d *driver) take(ctx context.Context) (*Rollout, error) {
 		free := p.Holder == "" || p.Holder == d.Holder
 		switch {
 		case since.IsZero() && !free:
-			last, since = p.Head, time.Now()
+			last, since = p.State, time.Now()
 			d.notice("%s drives rollout %s: waiting %s for a sign of life", p.Holder, d.id, d.outwait)
-		case !free && p.Head != last:
+		case !free && p.State != last:
 			return nil, fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, p.Holder)
 		}
 		if free || time.Since(since) >= d.outwait {
 			began := time.Now().UTC()
-			now, err := d.writeHead(ctx, p, func(h *Head) error {
+			now, err := d.writeState(ctx, p, func(h *State) error {
 				if h.Holder != p.Holder || !h.Renewed.Equal(p.Renewed) {
 					return fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, h.Holder)
 				}
@@ -328,7 +328,7 @@ func (d *driver) loop(ctx context.Context, unmake bool) error {
 			return nil
 		}
 		if time.Since(d.renewed) > d.lease/3 {
-			err = d.head(ctx, func(*Head) error { return nil })
+			err = d.changeState(ctx, func(*State) error { return nil })
 		}
 		again := false
 		if err == nil {
@@ -337,7 +337,7 @@ func (d *driver) loop(ctx context.Context, unmake bool) error {
 			err = d.write(ctx, writes)
 			again = d.Writes.Load() > before // These writes may allow the next step.
 			if err == nil && len(writes) == 0 && phase != r.Phase {
-				again, err = true, d.setPhase(ctx, r.Phase, func(h *Head) { h.Phase, h.Reason = phase, reason })
+				again, err = true, d.setPhase(ctx, r.Phase, func(h *State) { h.Phase, h.Reason = phase, reason })
 			}
 		}
 		switch {
@@ -358,14 +358,14 @@ func (d *driver) loop(ctx context.Context, unmake bool) error {
 // leased reports whether no other program can have taken the lease yet.
 func (d *driver) leased() bool { return time.Since(d.renewed) < d.lease*2/3 }
 
-// head changes the Head if this driver still has the lease, and renews the lease.
-func (d *driver) head(ctx context.Context, set func(*Head) error) error {
+// changeState changes the State if this driver still has the lease, and renews the lease.
+func (d *driver) changeState(ctx context.Context, set func(*State) error) error {
 	p, err := d.store.current(d.id)
 	if err != nil {
 		return err
 	}
 	began := time.Now().UTC()
-	now, err := d.writeHead(ctx, p, func(h *Head) error {
+	now, err := d.writeState(ctx, p, func(h *State) error {
 		return errors.Join(h.renew(d.Holder), set(h))
 	})
 	if err != nil {
@@ -376,10 +376,10 @@ func (d *driver) head(ctx context.Context, set func(*Head) error) error {
 	return nil
 }
 
-// setPhase changes the Head if its phase is still from. Otherwise it only renews the lease, and the
+// setPhase changes the State if its phase is still from. Otherwise it only renews the lease, and the
 // caller decides again.
-func (d *driver) setPhase(ctx context.Context, from Phase, set func(*Head)) error {
-	return d.head(ctx, func(h *Head) error {
+func (d *driver) setPhase(ctx context.Context, from Phase, set func(*State)) error {
+	return d.changeState(ctx, func(h *State) error {
 		if h.Phase == from {
 			set(h)
 		}
@@ -389,7 +389,7 @@ func (d *driver) setPhase(ctx context.Context, from Phase, set func(*Head)) erro
 
 // leave gives the lease back, and pauses an interrupted rollout.
 func (d *driver) leave(ctx context.Context, interrupted bool) error {
-	err := d.head(ctx, func(h *Head) error {
+	err := d.changeState(ctx, func(h *State) error {
 		h.Holder = ""
 		if interrupted && h.Phase == Running {
 			h.Phase, h.Reason = Paused, "interrupted by "+d.Holder
@@ -450,8 +450,8 @@ func (d *driver) tell(r *Rollout) {
 		return
 	}
 	seen := fmt.Sprint(r.Phase, r.Reason)
-	for _, place := range Places() {
-		seen += fmt.Sprint(" ", r.Count(place))
+	for _, state := range NodeStates() {
+		seen += fmt.Sprint(" ", r.Count(state))
 	}
 	if seen != d.seen {
 		d.seen = seen

@@ -66,7 +66,7 @@ func TestDrive(t *testing.T) {
 	c.Progress = func(r *Rollout) { most.Store(max(most.Load(), int64(r.Count(Pending, Undoing)))) }
 	r := start(t, c, spec)
 	if r.Phase != Running || len(r.Nodes) != 6 || r.Holder != "alice" || len(a.labelled) != 0 {
-		t.Errorf("%+v, labels of %v", r.Head, a.labelled)
+		t.Errorf("%+v, labels of %v", r.State, a.labelled)
 	}
 	r, err := c.Drive(t.Context(), r.ID, Resume{})
 	if err != nil || r.Phase != Finished || r.Count(Done) != 6 || r.Holder != "" {
@@ -130,7 +130,7 @@ func TestStop(t *testing.T) {
 		t.Fatal(err)
 	}
 	if r.Phase != Stopped || r.Count(Failed) != 1 || r.Holder != "" {
-		t.Errorf("%+v", r.Head)
+		t.Errorf("%+v", r.State)
 	}
 	expect(t, a, "new", "n00", "n01", "n02") // n03 was begun beside n02, or was not.
 	expect(t, a, "old", "n04", "n05")
@@ -239,7 +239,7 @@ func TestTwoClaims(t *testing.T) {
 				t.Fatal(err)
 			}
 			params.Max = 1
-			p := plan{Params: params, Head: Head{Phase: Claiming, Holder: holder}, members: []member{{"n01", nil}}}
+			p := plan{Params: params, State: State{Phase: Claiming, Holder: holder}, members: []member{{"n01", nil}}}
 			if _, err := c.create(t.Context(), p); err != nil {
 				t.Fatal(err)
 			}
@@ -276,19 +276,19 @@ func TestEndedGivesNodes(t *testing.T) {
 	bob := a.client("bob")
 	a.intercept(func(name, body string) bool {
 		if name == planName+first.ID && !once.Swap(true) { // Somebody undoes it when its node is being taken.
-			a.editHead(first.ID, func(h *Head) { h.Phase = TakingBack })
+			a.editState(first.ID, func(h *State) { h.Phase = TakingBack })
 		}
 		return true
 	})
 	if _, err := bob.Start(t.Context(), second); err == nil || !strings.Contains(err.Error(), "rollout "+first.ID+", which had ended and had some of these nodes, is undoing by now") {
 		t.Errorf("got %v", err)
 	}
-	a.editHead(first.ID, func(h *Head) { h.Phase = Finished })
+	a.editState(first.ID, func(h *State) { h.Phase = Finished })
 	a.intercept(func(name, body string) bool { return true })
 	start(t, bob, second)
 	r, err := c.Undo(t.Context(), first.ID, false)
 	if err != nil || len(r.Nodes) != 3 || r.Count(Undone) != 3 {
-		t.Fatalf("%v: %d nodes, %+v", err, len(r.Nodes), r.Head)
+		t.Fatalf("%v: %d nodes, %+v", err, len(r.Nodes), r.State)
 	}
 	expect(t, a, "old", "n00", "n01", "n02")
 	expect(t, a, "new", "n03")
@@ -319,10 +319,10 @@ func TestTwoDrivers(t *testing.T) {
 		t.Errorf("alice got %v", err)
 	}
 	if r = find(t, bob, r.ID); r.Phase != Paused || r.Holder != "" || r.Reason != "interrupted by alice" {
-		t.Errorf("%+v", r.Head)
+		t.Errorf("%+v", r.State)
 	}
 	// Carol takes the lease and dies.
-	a.editHead(r.ID, func(h *Head) { h.Phase, h.Holder = Running, "carol" })
+	a.editState(r.ID, func(h *State) { h.Phase, h.Holder = Running, "carol" })
 	a.behave(obey)
 	for _, name := range names(2) {
 		a.edit(name, func(n *corev1.Node) { obey(n, ProfileLabel) })
@@ -349,7 +349,7 @@ func TestPause(t *testing.T) {
 	}
 	r, err := alice.Drive(t.Context(), r.ID, Resume{})
 	if err != nil || r.Phase != Paused || r.Reason != "by bob" || r.Holder != "" || r.Count(Waiting) != 2 {
-		t.Errorf("%v: %+v", err, r.Head)
+		t.Errorf("%v: %+v", err, r.State)
 	}
 	if err := bob.Pause(t.Context(), r.ID); err == nil || !strings.Contains(err.Error(), "does not run: it is paused") {
 		t.Errorf("got %v", err)
@@ -474,7 +474,7 @@ func TestKilledClaiming(t *testing.T) {
 	old := "old"
 	p := plan{
 		Params:  params,
-		Head:    Head{Phase: Claiming, Holder: "alice", Renewed: time.Now().UTC()},
+		State:   State{Phase: Claiming, Holder: "alice", Renewed: time.Now().UTC()},
 		members: []member{{"n00", &old}, {"n01", nil}},
 	}
 	if _, err := c.create(t.Context(), p); err != nil {
@@ -550,7 +550,7 @@ func TestLeaseTaken(t *testing.T) {
 		a := startAPI(t, names(2)...)
 		a.behave(nil)
 		r := start(t, a.client("alice"), spec)
-		a.editHead(r.ID, func(h *Head) { h.Holder = "" })
+		a.editState(r.ID, func(h *State) { h.Holder = "" })
 		bob := a.client("bob")
 		bob.lease = 300 * time.Millisecond
 		var taken atomic.Int64
@@ -560,7 +560,7 @@ func TestLeaseTaken(t *testing.T) {
 			}
 			// First it is taken, then the phase is written, and then it is renewed.
 			if call := taken.Add(1); call == 1 && at == "when it is taken" || call == 3 && at == "when it is renewed" {
-				a.editHead(r.ID, func(h *Head) { h.Phase, h.Holder = Running, "carol" })
+				a.editState(r.ID, func(h *State) { h.Phase, h.Holder = Running, "carol" })
 			}
 			return true
 		})
@@ -568,7 +568,7 @@ func TestLeaseTaken(t *testing.T) {
 			t.Errorf("%s: %v", at, err)
 		}
 		if r = find(t, bob, r.ID); r.Holder != "carol" {
-			t.Errorf("%s: %+v", at, r.Head)
+			t.Errorf("%s: %+v", at, r.State)
 		}
 	}
 }

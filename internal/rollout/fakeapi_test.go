@@ -181,8 +181,8 @@ func (a *api) touch(name string) {
 	}
 }
 
-// editHead changes what the rollout does as somebody else would.
-func (a *api) editHead(id string, change func(h *Head)) {
+// editState changes what the rollout does as somebody else would.
+func (a *api) editState(id string, change func(h *State)) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	object := a.configMaps[planName+id]
@@ -191,9 +191,9 @@ func (a *api) editHead(id string, change func(h *Head)) {
 		a.t.Error(err)
 		return
 	}
-	change(&p.Head)
+	change(&p.State)
 	object = *object.DeepCopy()
-	object.Data[headKey] = encode(p.Head)
+	object.Data[headKey] = encode(p.State)
 	a.keep(object, "MODIFIED")
 }
 

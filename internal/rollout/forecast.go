@@ -62,7 +62,7 @@ func (c *Client) Forecast(
 	for i, n := range chosen.nodes {
 		nodes[i] = n.Node
 	}
-	said, err := ask(ctx, nodes, chosen.Label, chosen.To)
+	reported, err := ask(ctx, nodes, chosen.Label, chosen.To)
 	if err != nil {
 		return Forecast{}, err
 	}
@@ -75,7 +75,7 @@ func (c *Client) Forecast(
 		LeftOut: chosen.unready,
 	}
 	for i, n := range nodes {
-		node := NodeForecast{n.Name, i/f.Max + 1, said[n.Name]}
+		node := NodeForecast{n.Name, i/f.Max + 1, reported[n.Name]}
 		if f.MIG && node.LeftTo != "" {
 			node.Forecast = nodereport.Forecast{Unknown: node.LeftTo}
 		}

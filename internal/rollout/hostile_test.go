@@ -17,10 +17,10 @@ import (
 // that it knows nothing of.
 func foreignRecords(id string) []string {
 	records := []string{"", "{", "[]", "null", `"x"`, strings.Repeat("x", 100_000)}
-	for _, place := range append(Places(), "elsewhere", "") {
+	for _, state := range append(NodeStates(), "elsewhere", "") {
 		records = append(records, fmt.Sprintf(`{"id":%q,"rollout":%q,"label":"pool","to":"evil","mig":true,"by":"eve","started":"2020-01-01T00:00:00Z",`+
 			`"selector":"","max":100,"timeout":1,"domain":"evil.example","allowUnhealthy":true,"from":"evil","wave":0,"place":%q,"set":true,`+
-			`"since":"2999-01-01T00:00:00Z","reason":"because\nn01: of that","before":{"unhealthy":-1000},"unhealthy":-1000,"trusted":true}`, id, id, place))
+			`"since":"2999-01-01T00:00:00Z","reason":"because\nn01: of that","before":{"unhealthy":-1000},"unhealthy":-1000,"trusted":true}`, id, id, state))
 	}
 	return records
 }
@@ -36,12 +36,12 @@ func TestForeignRecords(t *testing.T) {
 			continue
 		}
 		known++
-		if !slices.Contains(Places(), p.Place) || p.Reason != "because n01: of that" {
+		if !slices.Contains(NodeStates(), p.State) || p.Reason != "because n01: of that" {
 			t.Errorf("%.200s: %+v", record, *p)
 		}
 	}
-	if known != len(Places()) {
-		t.Errorf("%d are of the form, want %d", known, len(Places()))
+	if known != len(NodeStates()) {
+		t.Errorf("%d are of the form, want %d", known, len(NodeStates()))
 	}
 }
 
@@ -64,19 +64,19 @@ func TestNodeOutside(t *testing.T) {
 					n.Labels[nodestatus.StateLabel] = "rejected"
 				})
 				if seen := find(t, c, r.ID); len(seen.Nodes) != 5 || seen.To != "new" || seen.Label != ProfileLabel || seen.Max != 2 || seen.Phase != Running || seen.Holder != "alice" {
-					t.Fatalf("%s: %d nodes, %+v, %+v", record[:min(len(record), 80)], len(seen.Nodes), seen.Params, seen.Head)
+					t.Fatalf("%s: %d nodes, %+v, %+v", record[:min(len(record), 80)], len(seen.Nodes), seen.Params, seen.State)
 				}
 			}
 			r, err := c.Drive(t.Context(), r.ID, Resume{})
 			if err != nil || r.Phase != Paused || r.Count(Done) != 2 || r.Count(Waiting) != 3 {
-				t.Fatalf("%v: %+v", err, r.Head)
+				t.Fatalf("%v: %+v", err, r.State)
 			}
 			if r, err = c.Drive(t.Context(), r.ID, Resume{}); err != nil || r.Phase != Finished || r.Count(Done) != 5 {
-				t.Fatalf("%v: %+v", err, r.Head)
+				t.Fatalf("%v: %+v", err, r.State)
 			}
 			expect(t, a, "new", "n01", "n02", "n03", "n04", "n05")
 			if r, err = c.Undo(t.Context(), r.ID, false); err != nil || r.Phase != TakenBack || r.Count(Undone) != 5 {
-				t.Fatalf("%v: %+v", err, r.Head)
+				t.Fatalf("%v: %+v", err, r.State)
 			}
 			expect(t, a, "old", names(6)...)
 			if err := c.Forget(t.Context(), r.ID, false); err != nil {
@@ -148,7 +148,7 @@ func newHostile(t testing.TB, name string, write func(n *corev1.Node, now time.T
 			Timeout: 600,
 			Domain:  "nvidia.com",
 		},
-		Head: Head{Phase: Running, PauseAt: 1},
+		State: State{Phase: Running, PauseAt: 1},
 	}
 	old := "old"
 	for _, name := range names(5) { // n05 is no part of it.
@@ -208,8 +208,8 @@ func (h *hostile) step(undoNow bool) {
 // honest checks what is written to an honest node, which follows.
 func (h *hostile) honest(r *Rollout, w Write, n *corev1.Node) {
 	if !w.SetLabel {
-		if slices.Contains([]Place{Failed, Skipped, Left}, w.Record.Place) {
-			h.t.Fatalf("%s: %s is %s: %s", h.name, n.Name, w.Record.Place, w.Record.Reason)
+		if slices.Contains([]NodeState{Failed, Skipped, Left}, w.Record.State) {
+			h.t.Fatalf("%s: %s is %s: %s", h.name, n.Name, w.Record.State, w.Record.Reason)
 		}
 		return
 	}
@@ -219,7 +219,7 @@ func (h *hostile) honest(r *Rollout, w Write, n *corev1.Node) {
 		want = "old"
 	}
 	for _, other := range r.Nodes {
-		if other.Name != "n01" && other.Name != n.Name && (other.Record.Place == Pending || other.Record.Place == Undoing) {
+		if other.Name != "n01" && other.Name != n.Name && (other.Record.State == Pending || other.Record.State == Undoing) {
 			underWay++
 		}
 	}
@@ -318,9 +318,9 @@ func TestNodeInside(t *testing.T) {
 			n.Annotations[RecordAnnotation] = record
 		}
 	}
-	for _, place := range Places() {
-		writes["it is just now "+string(place)] = func(n *corev1.Node, now time.Time) {
-			n.Annotations[RecordAnnotation] = encode(Progress{Rollout: "r", Place: place, Set: true, Since: now})
+	for _, state := range NodeStates() {
+		writes["it is just now "+string(state)] = func(n *corev1.Node, now time.Time) {
+			n.Annotations[RecordAnnotation] = encode(Progress{Rollout: "r", State: state, Set: true, Since: now})
 		}
 	}
 	for name, write := range writes {

@@ -59,10 +59,10 @@ func (r *Rollout) forward(now time.Time) (writes []Write, phase Phase, reason st
 		if next != record {
 			writes = append(writes, Write{Node: n, Record: next})
 		}
-		if next.Place == Pending || record.Place == Pending { // Until the new place is written.
+		if next.State == Pending || record.State == Pending { // Until the new state is written.
 			underWay++
 		}
-		if next.Place == Failed {
+		if next.State == Failed {
 			stops = append(stops, n.Name+": "+next.Reason)
 		}
 	}
@@ -72,7 +72,7 @@ func (r *Rollout) forward(now time.Time) (writes []Write, phase Phase, reason st
 	paused, away := 0, []string{}
 	for _, n := range r.Nodes {
 		switch {
-		case n.Record.Place != Waiting:
+		case n.Record.State != Waiting:
 		case r.PauseAt > 0 && n.Record.Wave >= r.PauseAt:
 			paused++
 		case n.NotReady != "":
@@ -96,15 +96,15 @@ func (r *Rollout) forward(now time.Time) (writes []Write, phase Phase, reason st
 }
 
 // set returns the write that gives the node a label.
-func (n Node) set(label *string, place Place, now time.Time) Write {
+func (n Node) set(label *string, state NodeState, now time.Time) Write {
 	record := *n.Record
-	record.Place = place
+	record.State = state
 	record.Reason = ""
 	record.Set = true
 	record.Trusted = false
 	record.Since = now
 	record.Applied = time.Time{}
-	record.Before = n.said()
+	record.Before = n.reported()
 	return Write{
 		Node:     n,
 		Record:   record,
@@ -118,47 +118,47 @@ func (n Node) set(label *string, place Place, now time.Time) Write {
 func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 	next = r
 	fail := func(format string, arguments ...any) (Record, bool) {
-		next.Place, next.Reason = Failed, fmt.Sprintf(format, arguments...)
+		next.State, next.Reason = Failed, fmt.Sprintf(format, arguments...)
 		return next, false
 	}
 	is := n.label(r.Label)
 	should := &r.To
-	if r.Place == Waiting {
+	if r.State == Waiting {
 		should = r.From
 	}
-	if r.Place != Failed && r.Place != Skipped && !same(is, should) {
+	if r.State != Failed && r.State != Skipped && !same(is, should) {
 		return fail("someone else changed its label %s: it is %s and was %s", r.Label, value(is), value(should))
 	}
-	said, took := n.said(), now.Sub(r.Since)
-	switch r.Place {
+	reported, took := n.reported(), now.Sub(r.Since)
+	switch r.State {
 	case Pending:
-		if refuses(said, r.MIG) {
+		if refuses(reported, r.MIG) {
 			switch {
-			case took < settle || said == r.Before && took < unchanged:
+			case took < settle || reported == r.Before && took < unchanged:
 				return next, true
-			case said == r.Before:
+			case reported == r.Before:
 				return fail("the node says the same as before its label was set: %s", n.Says())
 			}
 			return fail("%s", n.refusal())
 		}
-		if r.MIG && r.Before.Layout == "success" && said.Layout != "success" {
-			next.Before.Layout = said.Layout // So that the next success is known to be new.
+		if r.MIG && r.Before.Layout == "success" && reported.Layout != "success" {
+			next.Before.Layout = reported.Layout // So that the next success is known to be new.
 		}
 		switch {
-		case !r.follows(n, said, took):
+		case !r.follows(n, reported, took):
 			next.Applied = time.Time{}
-		case !r.AllowUnhealthy && said.Unhealthy > r.Before.Unhealthy:
+		case !r.AllowUnhealthy && reported.Unhealthy > r.Before.Unhealthy:
 			if next.Applied.IsZero() {
 				next.Applied = now
 			}
 			if now.Sub(next.Applied) >= leaving {
 				return fail("a new fault: %d devices cannot be given out, %d before",
-					said.Unhealthy, r.Before.Unhealthy)
+					reported.Unhealthy, r.Before.Unhealthy)
 			}
 		default:
-			next.Place = Done
+			next.State = Done
 			next.Trusted = true
-			next.Unhealthy = said.Unhealthy
+			next.Unhealthy = reported.Unhealthy
 			next.Reason = ""
 			next.Applied = time.Time{}
 			return next, false
@@ -168,18 +168,18 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 		}
 	case Done:
 		switch {
-		case refuses(said, r.MIG):
+		case refuses(reported, r.MIG):
 			return fail("%s", n.refusal())
 		case n.Condition.Status == corev1.ConditionFalse:
 			return fail("a new fault: %s", n.Says())
-		case !r.AllowUnhealthy && said.Unhealthy > r.Unhealthy:
-			return fail("a new fault: %d devices cannot be given out, %d before", said.Unhealthy, r.Unhealthy)
-		case !r.follows(n, said, took):
-			next.Place = Pending
+		case !r.AllowUnhealthy && reported.Unhealthy > r.Unhealthy:
+			return fail("a new fault: %d devices cannot be given out, %d before", reported.Unhealthy, r.Unhealthy)
+		case !r.follows(n, reported, took):
+			next.State = Pending
 			next.Since = now
 			next.Reason = "was done, and then: " + n.Says()
 		default:
-			next.Unhealthy = said.Unhealthy
+			next.Unhealthy = reported.Unhealthy
 		}
 	}
 	return next, false
@@ -188,23 +188,23 @@ func (r Record) judge(n Node, now time.Time) (next Record, doubt bool) {
 // follows reports whether the node has what the label names, and its report cannot be an old one.
 // For a profile, the annotation names it. For a layout, the generation must differ, or its success
 // must have been absent since.
-func (r Record) follows(n Node, said Said, took time.Duration) bool {
+func (r Record) follows(n Node, reported Reported, took time.Duration) bool {
 	if n.NotReady != "" || n.Condition.Type != "" && n.Condition.Status != corev1.ConditionTrue {
 		return false
 	}
 	found := r.Trusted || same(r.From, &r.To)
 	if r.MIG {
-		other := said.Generation != r.Before.Generation || r.Before.Layout != "success"
-		return said.Layout == "success" && (said.State == "" || said.State == string(nodereport.ProfileApplied)) &&
+		other := reported.Generation != r.Before.Generation || r.Before.Layout != "success"
+		return reported.Layout == "success" && (reported.State == "" || reported.State == string(nodereport.ProfileApplied)) &&
 			(found || other)
 	}
 	// The condition is written separately from the annotations, a moment earlier or later.
-	other := (said.State != r.Before.State || said.Profile != r.Before.Profile) && said.Heartbeat != r.Before.Heartbeat
-	return said.State == string(nodereport.ProfileApplied) && said.Profile == r.To && (found || other || took >= settle)
+	other := (reported.State != r.Before.State || reported.Profile != r.Before.Profile) && reported.Heartbeat != r.Before.Heartbeat
+	return reported.State == string(nodereport.ProfileApplied) && reported.Profile == r.To && (found || other || took >= settle)
 }
 
-func refuses(said Said, layouts bool) bool {
-	return said.State == string(nodereport.ProfileRejected) || layouts && said.Layout == "failed"
+func refuses(reported Reported, layouts bool) bool {
+	return reported.State == string(nodereport.ProfileRejected) || layouts && reported.Layout == "failed"
 }
 
 func (n Node) refusal() string {
@@ -245,7 +245,7 @@ func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Ph
 	open := false
 	for _, n := range r.Nodes {
 		record := *n.Record
-		switch record.Place {
+		switch record.State {
 		case Pending:
 			underWay++ // With or without its old label.
 		case Undoing:
@@ -253,9 +253,9 @@ func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Ph
 			if record != *n.Record {
 				writes = append(writes, Write{Node: n, Record: record})
 			}
-			underWay, open = underWay+1, true // Until the new place is written.
+			underWay, open = underWay+1, true // Until the new state is written.
 		}
-		if record.Place == Left {
+		if record.State == Left {
 			left++
 		}
 	}
@@ -266,18 +266,18 @@ func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Ph
 		is, record := n.label(r.Label), *n.Record
 		switch {
 		case same(is, record.From): // It had this label before, too.
-			record.Place, record.Reason = Undone, ""
+			record.State, record.Reason = Undone, ""
 			writes = append(writes, Write{Node: n, Record: record})
 		case !same(is, &r.To):
-			record.Place, record.Reason = Left,
+			record.State, record.Reason = Left,
 				fmt.Sprintf("someone else changed its label %s to %s", r.Label, value(is))
 			writes, left = append(writes, Write{Node: n, Record: record}), left+1
-		case atOnce || record.Place == Failed || record.Place == Skipped:
+		case atOnce || record.State == Failed || record.State == Skipped:
 			write := n.set(record.From, Undone, now)
 			write.Record.Reason = "its label is back; it was not waited for"
 			writes = append(writes, write)
-		case record.Place == Pending || underWay < r.Max:
-			if record.Place != Pending {
+		case record.State == Pending || underWay < r.Max:
+			if record.State != Pending {
 				underWay++
 			}
 			writes, open = append(writes, n.set(record.From, Undoing, now)), true
@@ -296,21 +296,21 @@ func (r *Rollout) backward(now time.Time, atOnce bool) (writes []Write, phase Ph
 
 // judgeBack updates the Record of a node whose label was restored.
 func (r Record) judgeBack(n Node, now time.Time, atOnce bool) Record {
-	said, took := n.said(), now.Sub(r.Since)
-	applied := said.State == string(nodereport.ProfileApplied)
+	reported, took := n.reported(), now.Sub(r.Since)
+	applied := reported.State == string(nodereport.ProfileApplied)
 	well := n.NotReady == "" && n.Condition.Status != corev1.ConditionFalse
 	switch is := n.label(r.Label); {
 	case !same(is, r.From):
-		r.Place, r.Reason = Left, fmt.Sprintf("someone else changed its label %s to %s", r.Label, value(is))
+		r.State, r.Reason = Left, fmt.Sprintf("someone else changed its label %s to %s", r.Label, value(is))
 	case atOnce || took >= time.Duration(r.Timeout)*time.Second:
-		r.Place, r.Reason = Undone, "its label is back, and then: "+n.Says()
-	case refuses(said, r.MIG) && took >= unchanged: // Perhaps it refused this before, too.
-		r.Place, r.Reason = Undone, "its label is back; "+n.refusal()
-	case !well || !applied && said.State != "" || r.MIG && said.Layout != "success" && said.Layout != "":
-	case !r.MIG && r.From != nil && said.Profile != *r.From: // It has not followed yet.
-	case said.Profile != r.Before.Profile || said.Generation != r.Before.Generation,
+		r.State, r.Reason = Undone, "its label is back, and then: "+n.Says()
+	case refuses(reported, r.MIG) && took >= unchanged: // Perhaps it refused this before, too.
+		r.State, r.Reason = Undone, "its label is back; "+n.refusal()
+	case !well || !applied && reported.State != "" || r.MIG && reported.Layout != "success" && reported.Layout != "":
+	case !r.MIG && r.From != nil && reported.Profile != *r.From: // It has not followed yet.
+	case reported.Profile != r.Before.Profile || reported.Generation != r.Before.Generation,
 		took >= settle && !r.MIG && r.From != nil, took >= unchanged:
-		r.Place = Undone
+		r.State = Undone
 	}
 	return r
 }

@@ -53,7 +53,7 @@ type model struct {
 	random *rand.Rand
 	now    time.Time
 	nodes  map[string]*modelNode
-	head   Head
+	head   State
 	params Params
 	labels int // How many were set.
 }
@@ -74,7 +74,7 @@ func newModel(t *testing.T, seed uint64) *model {
 	m := &model{t: t, seed: seed, random: rand.New(rand.NewPCG(seed, 1)), now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC), nodes: map[string]*modelNode{}}
 	count := 1 + m.random.IntN(12)
 	m.params = Params{ID: "r", Label: ProfileLabel, To: "new", Max: 1 + m.random.IntN(4), Timeout: 120, Domain: "nvidia.com"}
-	m.head = Head{Phase: Running, PauseAt: m.random.IntN(3)}
+	m.head = State{Phase: Running, PauseAt: m.random.IntN(3)}
 	for i := range count {
 		n := &modelNode{Node: Node{Node: cluster.Node{Name: fmt.Sprintf("n%02d", i)}, Labels: map[string]string{}}}
 		if m.random.IntN(2) == 0 {
@@ -103,7 +103,7 @@ func newModel(t *testing.T, seed uint64) *model {
 			Params:   m.params,
 			From:     n.label(ProfileLabel),
 			Wave:     i / m.params.Max,
-			Progress: Progress{Rollout: m.params.ID, Place: Waiting},
+			Progress: Progress{Rollout: m.params.ID, State: Waiting},
 		}
 		m.nodes[n.Name] = n
 	}
@@ -190,12 +190,12 @@ func (m *model) rollout() *Rollout {
 		nodes = append(nodes, shown)
 	}
 	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
-	return &Rollout{Params: m.params, Head: m.head, Nodes: nodes}
+	return &Rollout{Params: m.params, State: m.head, Nodes: nodes}
 }
 
 func (m *model) underWay() (count int) {
 	for _, n := range m.nodes {
-		if n.Record.Place == Pending || n.Record.Place == Undoing {
+		if n.Record.State == Pending || n.Record.State == Undoing {
 			count++
 		}
 	}
@@ -233,7 +233,7 @@ func (m *model) step(atOnce bool) {
 				n.Labels[ProfileLabel] = *w.Label
 			}
 			n.sees = m.soon(2 * time.Second)
-			if (m.head.Phase == Running || w.Record.Place == Undoing && w.Node.Record.Place == Done) && m.underWay() > m.params.Max {
+			if (m.head.Phase == Running || w.Record.State == Undoing && w.Node.Record.State == Done) && m.underWay() > m.params.Max {
 				m.failf("%d nodes under way, at most %d may be", m.underWay(), m.params.Max)
 			}
 		}
@@ -253,23 +253,23 @@ func (m *model) check(n *modelNode, w Write) {
 		return
 	}
 	for _, other := range m.nodes {
-		if w.SetLabel && other.Record.Place == Failed {
+		if w.SetLabel && other.Record.State == Failed {
 			m.failf("%s gets a label while %s has failed: %s", n.Name, other.Name, other.Record.Reason)
 		}
 	}
 	if w.SetLabel && m.head.PauseAt > 0 && w.Record.Wave >= m.head.PauseAt {
 		m.failf("%s of wave %d gets a label, a pause is asked for at %d", n.Name, w.Record.Wave, m.head.PauseAt)
 	}
-	if w.Record.Place == Done && n.Record.Place == Pending && n.force != "new" {
+	if w.Record.State == Done && n.Record.State == Pending && n.force != "new" {
 		m.failf("%s is taken for done, has %s and has seen %q: %+v", n.Name, n.force, n.seen, w.Record)
 	}
-	if w.Record.Place == Failed && strings.Contains(w.Record.Reason, "refuses") && (!n.rejects || n.seen != "new") {
+	if w.Record.State == Failed && strings.Contains(w.Record.Reason, "refuses") && (!n.rejects || n.seen != "new") {
 		m.failf("%s is taken for refusing and has %s: %s", n.Name, n.force, w.Record.Reason)
 	}
 }
 
 // TestModel: whatever nodes do, and wherever a driver is killed, no more nodes are under way than may
-// be, none is believed what it said of before, none gets a label once one has failed; and undo
+// be, no node is believed what it reported before, none gets a label once one has failed; and undo
 // puts every label back that is the rollout's own.
 func TestModel(t *testing.T) {
 	ends := map[Phase]int{}
@@ -294,8 +294,8 @@ func TestModel(t *testing.T) {
 		ends[m.head.Phase]++
 		if m.head.Phase == Finished {
 			for _, n := range m.nodes {
-				if n.Record.Place != Done && n.Record.Place != Skipped {
-					m.failf("finished, and %s is %s", n.Name, n.Record.Place)
+				if n.Record.State != Done && n.Record.State != Skipped {
+					m.failf("finished, and %s is %s", n.Name, n.Record.State)
 				}
 			}
 		}
@@ -320,7 +320,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestJudge holds what becomes of a node's place by what it says.
+// TestJudge holds a node's next state by what it reports.
 func TestJudge(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	old, to := "old", "new"
@@ -330,7 +330,7 @@ func TestJudge(t *testing.T) {
 	no.Status, no.Reason, no.Message = corev1.ConditionFalse, "NotRegistered", "nobody listens"
 	unknown := ready
 	unknown.Status, unknown.Reason = corev1.ConditionUnknown, "Stopped"
-	before := Said{State: "applied", Profile: "old", Generation: "g1", Layout: "success", Heartbeat: earlier.LastHeartbeatTime.UTC().Format(time.RFC3339)}
+	before := Reported{State: "applied", Profile: "old", Generation: "g1", Layout: "success", Heartbeat: earlier.LastHeartbeatTime.UTC().Format(time.RFC3339)}
 	node := func(state, applied string, condition corev1.NodeCondition, unhealthy int64) Node {
 		return Node{Labels: map[string]string{ProfileLabel: "new", LayoutLabel: "new"}, Node: cluster.Node{
 			Name: "n", State: state, Applied: applied, Generation: "g1", LayoutState: "success", Condition: condition,
@@ -338,11 +338,11 @@ func TestJudge(t *testing.T) {
 		}}
 	}
 	change := func(n Node, change func(n *Node)) Node { change(&n); return n }
-	record := func(place Place, took time.Duration, change ...func(*Record)) Record {
+	record := func(state NodeState, took time.Duration, change ...func(*Record)) Record {
 		r := Record{
 			Params:   Params{Label: ProfileLabel, To: to, Timeout: 600},
 			From:     &old,
-			Progress: Progress{Place: place, Set: place != Waiting, Since: now.Add(-took), Before: before},
+			Progress: Progress{State: state, Set: state != Waiting, Since: now.Add(-took), Before: before},
 		}
 		for _, c := range change {
 			c(&r)
@@ -357,7 +357,7 @@ func TestJudge(t *testing.T) {
 		name   string
 		record Record
 		node   Node
-		want   Place
+		want   NodeState
 		doubt  bool
 		reason string
 	}{
@@ -400,8 +400,8 @@ func TestJudge(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			next, doubt := test.record.judge(test.node, now)
-			if next.Place != test.want || doubt != test.doubt || !strings.Contains(next.Reason, test.reason) || test.reason == "" && next.Reason != "" {
-				t.Errorf("%s, doubt %t: %q; want %s, %t: %q", next.Place, doubt, next.Reason, test.want, test.doubt, test.reason)
+			if next.State != test.want || doubt != test.doubt || !strings.Contains(next.Reason, test.reason) || test.reason == "" && next.Reason != "" {
+				t.Errorf("%s, doubt %t: %q; want %s, %t: %q", next.State, doubt, next.Reason, test.want, test.doubt, test.reason)
 			}
 		})
 	}
@@ -410,8 +410,8 @@ func TestJudge(t *testing.T) {
 		t.Error("it is not kept that the layout was on its way")
 	}
 	better, _ := record(Done, time.Hour, func(r *Record) { r.Unhealthy = 4 }).judge(node("applied", "new", ready, 1), now)
-	if better.Place != Done || better.Unhealthy != 1 {
-		t.Errorf("a GPU that recovers: %s, %d", better.Place, better.Unhealthy)
+	if better.State != Done || better.Unhealthy != 1 {
+		t.Errorf("a GPU that recovers: %s, %d", better.State, better.Unhealthy)
 	}
 }
 

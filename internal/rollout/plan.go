@@ -18,14 +18,14 @@ const (
 	planName = "virgate-rollout-"
 	// PlanLabel holds the ID, too.
 	PlanLabel = "virgate.github.io/rollout"
-	// Keys of the ConfigMap, for Params, Head and the nodes.
+	// Keys of the ConfigMap, for Params, State and the nodes.
 	paramsKey, headKey, nodesKey = "rollout", "state", "nodes"
 )
 
 // plan is a rollout's ConfigMap: what to do and who drives it. Nodes cannot write it.
 type plan struct {
 	Params
-	Head
+	State
 	// members are the chosen nodes, sorted by name.
 	members []member
 	// version is the ConfigMap's resourceVersion.
@@ -86,7 +86,7 @@ func (p plan) configMap(namespace string) *corev1.ConfigMap {
 		},
 		Data: map[string]string{
 			paramsKey: encode(p.Params),
-			headKey:   encode(p.Head),
+			headKey:   encode(p.State),
 			nodesKey:  p.encodeNodes(),
 		},
 	}
@@ -98,7 +98,7 @@ func planOf(object *corev1.ConfigMap) (plan, error) {
 	var groups []group
 	for key, into := range map[string]any{
 		paramsKey: &p.Params,
-		headKey:   &p.Head,
+		headKey:   &p.State,
 		nodesKey:  &groups,
 	} {
 		decoder := json.NewDecoder(bytes.NewBufferString(object.Data[key]))

@@ -22,31 +22,31 @@ const (
 	LayoutLabel = "nvidia.com/mig.config"
 )
 
-// Place is how far a node has come in a rollout.
-type Place string
+// NodeState is how far a node has come in a rollout.
+type NodeState string
 
 const (
 	// Waiting means that its turn has not come.
-	Waiting Place = "waiting"
+	Waiting NodeState = "waiting"
 	// Pending means that its label is set, but the node has not yet reported that it follows.
-	Pending Place = "pending"
+	Pending NodeState = "pending"
 	// Done means that it has the profile or layout, and is healthy.
-	Done Place = "done"
+	Done NodeState = "done"
 	// Failed means that the rollout stopped because of it.
-	Failed Place = "failed"
+	Failed NodeState = "failed"
 	// Skipped means that it failed or was not ready, and someone chose to go on without it.
-	Skipped Place = "skipped"
+	Skipped NodeState = "skipped"
 	// Undoing means that its label is restored, but the node has not yet reported that it follows.
-	Undoing Place = "undoing"
+	Undoing NodeState = "undoing"
 	// Undone means that its label is restored.
-	Undone Place = "undone"
+	Undone NodeState = "undone"
 	// Left means that it was not undone, because someone else had changed its label.
-	Left Place = "left"
+	Left NodeState = "left"
 )
 
-// Places returns all places.
-func Places() []Place {
-	return []Place{Waiting, Pending, Done, Failed, Skipped, Undoing, Undone, Left}
+// NodeStates returns all states.
+func NodeStates() []NodeState {
+	return []NodeState{Waiting, Pending, Done, Failed, Skipped, Undoing, Undone, Left}
 }
 
 // Phase is what a rollout is doing.
@@ -104,16 +104,16 @@ type Record struct {
 // Progress is how far a node has come. It is all that the rollout stores on the Node. The node can
 // write it too, but only about itself.
 type Progress struct {
-	Rollout string `json:"rollout"`
-	Place   Place  `json:"place"`
-	// Reason explains Place to people.
+	Rollout string    `json:"rollout"`
+	State   NodeState `json:"place"`
+	// Reason explains State to people.
 	Reason string `json:"reason,omitempty"`
 	// Set is true if the rollout has set the label, and not only found it.
 	Set bool `json:"set,omitempty"`
 	// Since is when the label was last set, or the wait for the node last restarted.
 	Since time.Time `json:"since,omitzero"`
 	// Before is what the node reported when the label was set.
-	Before Said `json:"before,omitzero"`
+	Before Reported `json:"before,omitzero"`
 	// Applied is since when the node follows, but has devices that are not allocatable.
 	Applied time.Time `json:"applied,omitzero"`
 	// Trusted is true if the node was done before: what it reports is about this rollout.
@@ -126,7 +126,7 @@ type Progress struct {
 func progressOf(n *corev1.Node) *Progress {
 	var p Progress
 	err := json.Unmarshal([]byte(n.Annotations[RecordAnnotation]), &p)
-	if err != nil || p.Rollout == "" || !slices.Contains(Places(), p.Place) {
+	if err != nil || p.Rollout == "" || !slices.Contains(NodeStates(), p.State) {
 		return nil
 	}
 	p.Reason = oneLine(p.Reason)
@@ -135,12 +135,12 @@ func progressOf(n *corev1.Node) *Progress {
 
 // toUndo reports whether the node may have the rollout's label.
 func (r *Record) toUndo() bool {
-	return r.Set && slices.Contains([]Place{Pending, Done, Failed, Skipped}, r.Place)
+	return r.Set && slices.Contains([]NodeState{Pending, Done, Failed, Skipped}, r.State)
 }
 
-// Said is what a node reports about itself. If it equals the Said from when the label was set, the
+// Reported is what a node reports about itself. If it equals the one from when the label was set, the
 // node has reported nothing since.
-type Said struct {
+type Reported struct {
 	// State, Profile and Generation describe the profile, Layout is the layout's state.
 	State      string `json:"state,omitempty"`
 	Profile    string `json:"profile,omitempty"`
@@ -152,8 +152,8 @@ type Said struct {
 	Unhealthy int64 `json:"unhealthy,omitempty"`
 }
 
-// Head is a rollout's state and its driver.
-type Head struct {
+// State is a rollout's state and its driver.
+type State struct {
 	Phase  Phase  `json:"phase"`
 	Reason string `json:"reason,omitempty"`
 	// PauseAt is the first wave that is not begun; 0 for none.
@@ -197,26 +197,26 @@ func (n Node) label(name string) *string {
 	return nil
 }
 
-func (n Node) said() Said {
-	said := Said{
+func (n Node) reported() Reported {
+	reported := Reported{
 		State:      n.State,
 		Profile:    n.Applied,
 		Generation: n.Generation,
 		Layout:     n.LayoutState,
 	}
 	if at := n.Condition.LastHeartbeatTime; !at.IsZero() {
-		said.Heartbeat = at.UTC().Format(time.RFC3339)
+		reported.Heartbeat = at.UTC().Format(time.RFC3339)
 	}
 	for name, count := range n.Capacity {
-		said.Unhealthy += max(0, count-n.Allocatable[name])
+		reported.Unhealthy += max(0, count-n.Allocatable[name])
 	}
-	return said
+	return reported
 }
 
 // Rollout is a rollout's ConfigMap joined with its Nodes.
 type Rollout struct {
 	Params
-	Head
+	State
 	// Nodes are the members that exist, sorted by name.
 	Nodes []Node
 }
@@ -224,7 +224,7 @@ type Rollout struct {
 // join combines the plan with the Nodes. Membership, the label to set and the previous label come
 // from the plan; a Node contributes only its own progress.
 func (p plan) join(nodes map[string]Node) *Rollout {
-	r := &Rollout{Params: p.Params, Head: p.Head}
+	r := &Rollout{Params: p.Params, State: p.State}
 	for i, m := range p.members {
 		n, found := nodes[m.name]
 		if !found {
@@ -234,7 +234,7 @@ func (p plan) join(nodes map[string]Node) *Rollout {
 			Params:   p.Params,
 			From:     m.from,
 			Wave:     i / p.Max,
-			Progress: Progress{Rollout: p.ID, Place: Waiting},
+			Progress: Progress{Rollout: p.ID, State: Waiting},
 		}
 		if n.Progress != nil && n.Progress.Rollout == p.ID {
 			record.Progress = *n.Progress
@@ -245,10 +245,10 @@ func (p plan) join(nodes map[string]Node) *Rollout {
 	return r
 }
 
-// Count returns how many nodes are at one of these places.
-func (r *Rollout) Count(places ...Place) (count int) {
+// Count returns how many nodes are in one of these states.
+func (r *Rollout) Count(states ...NodeState) (count int) {
 	for _, n := range r.Nodes {
-		if slices.Contains(places, n.Record.Place) {
+		if slices.Contains(states, n.Record.State) {
 			count++
 		}
 	}

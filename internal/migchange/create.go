@@ -13,8 +13,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Room is the partition, or the whole GPU, that should exist.
-type Room struct {
+// PartitionRequest asks for a partition, or for the whole GPU, to exist.
+type PartitionRequest struct {
 	// GPU is the GPU's UUID.
 	GPU string
 	// Partition is a GPU instance with one compute instance of its size; nil for the whole GPU,
@@ -24,10 +24,10 @@ type Room struct {
 	Keep func() []mig.Partition
 }
 
-// cut is a Room that waits for Run. Run starts it, or the caller cancels it when its context ends;
+// waitingRequest waits for Run. Run starts it, or the caller cancels it when its context ends;
 // whichever sets taken first wins. The result of a started one is sent on done.
-type cut struct {
-	Room
+type waitingRequest struct {
+	PartitionRequest
 	taken *atomic.Bool
 	done  chan<- error
 }
@@ -36,13 +36,13 @@ var errReleased = errors.New("the GPU is released, or another program changes it
 
 var errBlocked = errors.New("another GPU is released, and this driver opens all GPUs at once")
 
-// Cut makes room; it needs Run to be running. It destroys partitions that are in the way and
+// CreatePartition makes what is requested; Run must be running. It destroys partitions that are in the way and
 // unused; the others stay. ctx limits the time until it starts: once started, it is finished. Use
 // it only for GPUs without a wanted MIG layout.
-func (r *Reconciler) Cut(ctx context.Context, room Room) error {
+func (r *Reconciler) CreatePartition(ctx context.Context, request PartitionRequest) error {
 	done, taken := make(chan error, 1), &atomic.Bool{}
 	select {
-	case r.cuts <- cut{room, taken, done}:
+	case r.requests <- waitingRequest{request, taken, done}:
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -57,8 +57,8 @@ func (r *Reconciler) Cut(ctx context.Context, room Room) error {
 	}
 }
 
-// beginCuts starts the cuts that can start now, and returns the others.
-func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []cut) (waiting []cut) {
+// beginRequests starts the requests that can start now, and returns the others.
+func (r *Reconciler) beginRequests(ctx context.Context, gpus []sharing.GPU, list []waitingRequest) (waiting []waitingRequest) {
 	if len(list) > 0 {
 		r.journal.load()
 	}
@@ -80,21 +80,21 @@ func (r *Reconciler) beginCuts(ctx context.Context, gpus []sharing.GPU, list []c
 		if !c.taken.CompareAndSwap(false, true) {
 			continue
 		}
-		if !r.changes.start(g, func() { c.done <- r.executor.makeRoom(ctx, g, c.Room) }) {
+		if !r.changes.start(g, func() { c.done <- r.executor.makeRoom(ctx, g, c.PartitionRequest) }) {
 			c.done <- errBlocked
 		}
 	}
 	return waiting
 }
 
-func endCuts(list []cut, err error) {
+func endRequests(list []waitingRequest, err error) {
 	for _, c := range list {
 		c.done <- err
 	}
 }
 
-// makeRoom executes a cut, in the goroutine that has the GPU.
-func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error {
+// makeRoom carries out a request, in the goroutine that has the GPU.
+func (e *executor) makeRoom(ctx context.Context, g *managedGPU, request PartitionRequest) error {
 	holders := Holders{err: errHoldersUnknown}
 	if e.Holders != nil {
 		holders = NewHolders(e.Holders(ctx))
@@ -102,13 +102,13 @@ func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error
 	if !holders.known() {
 		return holders.err
 	}
-	state, err := e.Partitioner.State(ctx, room.GPU)
+	state, err := e.Partitioner.State(ctx, request.GPU)
 	if err != nil {
 		return err
 	}
-	state = holders.markHeld(room.GPU, state)
+	state = holders.markHeld(request.GPU, state)
 	e.progress.see(g, state)
-	target, err := room.target(state, holders.pods[room.GPU])
+	target, err := request.target(state, holders.pods[request.GPU])
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error
 		return fmt.Errorf("%w: %s", mig.ErrNoPermission, NotPermitted)
 	}
 	record := Record{
-		GPU:    room.GPU,
+		GPU:    request.GPU,
 		Before: state.Layout(),
 		After:  target,
 	}
@@ -132,11 +132,11 @@ func (e *executor) makeRoom(ctx context.Context, g *managedGPU, room Room) error
 	return e.finish(ctx, g, record, holders)
 }
 
-// target returns the layout with the room, everything that must stay, and what fits of the rest.
+// target returns the layout with the requested partition, everything that must stay, and what fits of the rest.
 // The error wraps mig.ErrInUse if something in the way must stay.
-func (room Room) target(state sharing.MIGState, wholeHolder string) (mig.PlacedLayout, error) {
+func (request PartitionRequest) target(state sharing.MIGState, wholeHolder string) (mig.PlacedLayout, error) {
 	switch {
-	case state.Enabled == (room.Partition != nil):
+	case state.Enabled == (request.Partition != nil):
 	case wholeHolder != "":
 		return mig.PlacedLayout{}, fmt.Errorf("the GPU is %w as a whole by %s", mig.ErrInUse, wholeHolder)
 	case state.Busy:
@@ -147,7 +147,7 @@ func (room Room) target(state sharing.MIGState, wholeHolder string) (mig.PlacedL
 	left := state.Geometry.Supply()
 	take := func(p mig.Partition) bool {
 		after := maps.Clone(left)
-		for name, n := range state.Geometry.Takes(p) {
+		for name, n := range state.Geometry.Needs(p) {
 			if after[name] -= n; after[name] < 0 {
 				return false
 			}
@@ -155,12 +155,12 @@ func (room Room) target(state sharing.MIGState, wholeHolder string) (mig.PlacedL
 		left = after
 		return true
 	}
-	target := mig.PlacedLayout{MIG: room.Partition != nil}
-	if room.Partition != nil {
-		take(*room.Partition)
-		target.Partitions = append(target.Partitions, *room.Partition)
+	target := mig.PlacedLayout{MIG: request.Partition != nil}
+	if request.Partition != nil {
+		take(*request.Partition)
+		target.Partitions = append(target.Partitions, *request.Partition)
 	}
-	keep := room.Keep()
+	keep := request.Keep()
 	stays := func(i mig.Instance) bool {
 		at := mig.Partition{Profile: i.Profile, Placement: i.Placement}
 		return state.ProcessesHidden || slices.Contains(keep, at) ||
@@ -171,9 +171,9 @@ func (room Room) target(state sharing.MIGState, wholeHolder string) (mig.PlacedL
 			at := mig.Partition{Profile: i.Profile, Placement: i.Placement}
 			switch {
 			case stays(i) != staying:
-			case room.Partition != nil && at == *room.Partition &&
+			case request.Partition != nil && at == *request.Partition &&
 				(!staying || len(i.Computes) == 1 && i.Partition(i.Computes[0]) == at.Profile):
-			case room.Partition != nil && take(at):
+			case request.Partition != nil && take(at):
 				for _, c := range i.Computes {
 					target.Partitions = append(target.Partitions,
 						mig.Partition{Profile: i.Partition(c), Placement: i.Placement})

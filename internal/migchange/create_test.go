@@ -18,19 +18,19 @@ import (
 )
 
 // cutter is a program that runs, on a GPU without a MIG layout.
-func (w *world) cutter(ctx context.Context, r *Reconciler) (cut func(room Room) error, ended <-chan struct{}) {
+func (w *world) cutter(ctx context.Context, r *Reconciler) (waitingRequest func(request PartitionRequest) error, ended <-chan struct{}) {
 	r.Inputs = func() ([]sharing.GPU, sharing.MIGConfig, error) {
 		gpus, err := nvml.Scan(w.sim)
 		return gpus, sharing.MIGConfig{Manage: true}, err
 	}
 	done := make(chan struct{})
 	go func() { defer close(done); r.Run(ctx) }()
-	return func(room Room) error {
-		room.GPU = w.sim.GPUs()[0].UUID
-		if room.Keep == nil {
-			room.Keep = func() []mig.Partition { return nil }
+	return func(request PartitionRequest) error {
+		request.GPU = w.sim.GPUs()[0].UUID
+		if request.Keep == nil {
+			request.Keep = func() []mig.Partition { return nil }
 		}
-		return r.Cut(ctx, room)
+		return r.CreatePartition(ctx, request)
 	}, done
 }
 
@@ -45,17 +45,17 @@ func (w *world) has(want ...mig.Partition) {
 	}
 }
 
-// TestCut makes room for one partition after the other: what is used or kept stays, what is idle
+// TestCreatePartition makes room for one partition after the other: what is used or kept stays, what is idle
 // stays where it can.
-func TestCut(t *testing.T) {
+func TestCreatePartition(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100")
 	ctx, cancel := context.WithCancel(t.Context())
-	cut, ended := w.cutter(ctx, w.program())
+	waitingRequest, ended := w.cutter(ctx, w.program())
 	defer func() { cancel(); <-ended }()
 	wants := func(want string, p *mig.Partition, keep ...mig.Partition) {
 		t.Helper()
-		err := cut(Room{Partition: p, Keep: func() []mig.Partition { return keep }})
+		err := waitingRequest(PartitionRequest{Partition: p, Keep: func() []mig.Partition { return keep }})
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -111,14 +111,14 @@ func TestCutKeepsWhatClaimsHave(t *testing.T) {
 	// The last slot has no slice of its own: one of the others has to go.
 	want := placed(t, "1g.20gb", 6, 2)
 	for kept := range 6 {
-		room := Room{Partition: &want, Keep: func() []mig.Partition { return seven[:kept+1] }}
-		target, err := room.target(state, "")
+		request := PartitionRequest{Partition: &want, Keep: func() []mig.Partition { return seven[:kept+1] }}
+		target, err := request.target(state, "")
 		if err != nil || !slices.Equal(target.Partitions, append(slices.Clone(seven[:6]), want)) {
 			t.Errorf("%v, %v", target, err)
 		}
 	}
-	room := Room{Partition: &want, Keep: func() []mig.Partition { return seven }}
-	if _, err := room.target(state, ""); !errors.Is(err, mig.ErrInUse) {
+	request := PartitionRequest{Partition: &want, Keep: func() []mig.Partition { return seven }}
+	if _, err := request.target(state, ""); !errors.Is(err, mig.ErrInUse) {
 		t.Errorf("%v", err)
 	}
 }
@@ -145,12 +145,12 @@ func TestCutRefuses(t *testing.T) {
 			r := w.program()
 			test.change(w, r)
 			ctx, cancel := context.WithCancel(t.Context())
-			cut, ended := w.cutter(ctx, r)
+			waitingRequest, ended := w.cutter(ctx, r)
 			defer func() { cancel(); <-ended }()
-			if err := r.Cut(t.Context(), Room{GPU: "GPU-other", Partition: &small}); !errors.Is(err, errReleased) {
+			if err := r.CreatePartition(t.Context(), PartitionRequest{GPU: "GPU-other", Partition: &small}); !errors.Is(err, errReleased) {
 				t.Error(err)
 			}
-			if err := cut(Room{Partition: &small}); err == nil || !strings.Contains(err.Error(), test.want) {
+			if err := waitingRequest(PartitionRequest{Partition: &small}); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v, want %q", err, test.want)
 			}
 			if writes := w.driverWrites(); writes != 0 {
@@ -169,18 +169,18 @@ func TestCutIsGivenUp(t *testing.T) {
 		w.sim.InjectFault("DeviceSetMigMode", simnode.Fault{Return: nvml.Success, Until: answer, Times: 1})
 		r := w.program()
 		ctx, cancel := context.WithCancel(t.Context())
-		cut, ended := w.cutter(ctx, r)
+		waitingRequest, ended := w.cutter(ctx, r)
 		defer func() { cancel(); <-ended }()
 		small, other := placed(t, "1g.10gb", 4, 1), placed(t, "1g.10gb", 5, 1)
 		first := make(chan error, 1)
-		go func() { first <- cut(Room{Partition: &small}) }()
+		go func() { first <- waitingRequest(PartitionRequest{Partition: &small}) }()
 		synctest.Wait()
 		if !r.Changing(w.sim.GPUs()[0].UUID) {
 			t.Fatal("nothing begins")
 		}
 		gaveUp, giveUp := context.WithCancel(t.Context())
 		giveUp()
-		if err := r.Cut(gaveUp, Room{GPU: w.sim.GPUs()[0].UUID, Partition: &other}); !errors.Is(err, context.Canceled) {
+		if err := r.CreatePartition(gaveUp, PartitionRequest{GPU: w.sim.GPUs()[0].UUID, Partition: &other}); !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 		close(answer)
@@ -207,9 +207,9 @@ func TestBlocked(t *testing.T) {
 			return ""
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		cut, ended := w.cutter(ctx, r)
+		waitingRequest, ended := w.cutter(ctx, r)
 		small := placed(t, "1g.10gb", 4, 1)
-		if err := cut(Room{Partition: &small}); !errors.Is(err, errBlocked) {
+		if err := waitingRequest(PartitionRequest{Partition: &small}); !errors.Is(err, errBlocked) {
 			t.Error(err)
 		}
 		cancel()
@@ -245,16 +245,16 @@ func TestCutIsKilled(t *testing.T) {
 				t.Parallel()
 				w := newWorld(t, "h100")
 				ctx, cancel := context.WithCancel(t.Context())
-				cut, ended := w.cutter(ctx, w.program())
-				if err := cut(Room{Partition: &small}); err != nil {
+				waitingRequest, ended := w.cutter(ctx, w.program())
+				if err := waitingRequest(PartitionRequest{Partition: &small}); err != nil {
 					t.Fatal(err)
 				}
 				cancel()
 				<-ended
 				ctx, w.kill = context.WithCancel(t.Context())
 				w.seen, w.dies, w.late = 0, dies, late
-				cut, ended = w.cutter(ctx, w.program())
-				err := cut(Room{Partition: &big})
+				waitingRequest, ended = w.cutter(ctx, w.program())
+				err := waitingRequest(PartitionRequest{Partition: &big})
 				w.kill()
 				<-ended
 				if !w.dead && err != nil {
@@ -264,9 +264,9 @@ func TestCutIsKilled(t *testing.T) {
 				ctx, cancel = context.WithCancel(t.Context())
 				r := w.program()
 				w.run(r, sharing.MIGConfig{Manage: true}, true, 5)
-				cut, ended = w.cutter(ctx, r)
+				waitingRequest, ended = w.cutter(ctx, r)
 				defer func() { cancel(); <-ended }()
-				if err := cut(Room{Partition: &big}); err != nil {
+				if err := waitingRequest(PartitionRequest{Partition: &big}); err != nil {
 					t.Error(err)
 				}
 				w.has(big)

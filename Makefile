@@ -50,8 +50,8 @@ build: ## bin/virgate, or OUTPUT, stripped and reproducible
 kubectl-virgate: ## the plugin for kubectl as bin/kubectl-virgate, or PLUGIN, for this machine or GOOS and GOARCH
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w -X main.version=$(VERSION)' -o $(PLUGIN) ./cmd/kubectl-virgate
 
-cross: # it compiles for each system that people run it on; linked it is for releases
-	@set -e; for system in linux/amd64 linux/arm64 darwin/amd64 darwin/arm64; do \
+cross: # it compiles for a Mac, with LONG=1 for each system that people run it on; linked it is for releases
+	@set -e; for system in $(if $(filter 1,$(LONG)),linux/amd64 linux/arm64 darwin/amd64) darwin/arm64; do \
 	  CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/} go list -export ./cmd/kubectl-virgate >/dev/null; done
 
 # CI sets SPLIT: what test-race runs with the detector, test leaves out, and the other way round.

@@ -307,7 +307,7 @@ func TestAllocateMPS(t *testing.T) {
 		{"by CDI alone", by(mpsPlan(1, 4, false), sharing.CDICRI), []string{"GPU-0000::0of4"}, env("25", "0=10240M", ""), codes.OK, ""},
 		{"two where one is allowed", mpsPlan(2, 4, false), []string{"GPU-0001::0of4", "GPU-0001::1of4"}, nil, codes.InvalidArgument, "a container may request 1, not 2 (sharing.mps.failRequestsGreaterThanOne is set"},
 		{"two GPUs", mpsPlan(2, 4, true), []string{"GPU-0000::0of4", "GPU-0001::1of4"}, nil, codes.ResourceExhausted, "a container's shares are all of one GPU, and none has 2 free"},
-		{"no daemon", mpsPlan(2, 4, false).WithholdModes(map[string]string{"GPU-0000": "MPS daemon: starting"}), []string{"GPU-0000::0of4"}, nil, codes.Unavailable, "device GPU-0000::0of4 must not be used: MPS daemon: starting"},
+		{"no daemon", mpsPlan(2, 4, false).MarkModeUnavailable(map[string]string{"GPU-0000": "MPS daemon: starting"}), []string{"GPU-0000::0of4"}, nil, codes.Unavailable, "device GPU-0000::0of4 must not be used: MPS daemon: starting"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			response, err := dialPlugin(t, test.plan).Allocate(t.Context(), allocate(test.ids...))

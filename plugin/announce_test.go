@@ -279,7 +279,7 @@ func TestSwitchToMPSIsAnnounced(t *testing.T) {
 		device := &p.Resources[0].Devices[i]
 		device.ID = sharing.NewMPSDeviceID(device.Unit, i%2, 2)
 	}
-	b.manager.Apply(p.WithholdModes(notReady))
+	b.manager.Apply(p.MarkModeUnavailable(notReady))
 	<-a.asked
 	awaitServed(t, b)
 	if healthy := b.manager.Status().Resources[0].Healthy; healthy != 8 {

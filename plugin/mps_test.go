@@ -57,7 +57,7 @@ func TestNextLeavesHalfWhileDaemonsStart(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=2:A,B,C,D"))
 	shares := planOf(nil, "gpu=2m:A,B,C,D")
-	waiting := shares.WithholdModes(map[string]string{"A": "no daemon", "B": "no daemon", "C": "no daemon", "D": "no daemon"})
+	waiting := shares.MarkModeUnavailable(map[string]string{"A": "no daemon", "B": "no daemon", "C": "no daemon", "D": "no daemon"})
 	free := func() (byTime, byMPS int) {
 		for _, e := range w.lists["gpu"].Entries {
 			switch {
@@ -74,7 +74,7 @@ func TestNextLeavesHalfWhileDaemonsStart(t *testing.T) {
 	if byTime, byMPS := free(); byTime != 4 || byMPS != 0 {
 		t.Errorf("without daemons: %s", w.show("gpu"))
 	}
-	w.pass(shares.WithholdModes(map[string]string{"B": "no daemon", "C": "no daemon", "D": "no daemon"}), 5*time.Minute)
+	w.pass(shares.MarkModeUnavailable(map[string]string{"B": "no daemon", "C": "no daemon", "D": "no daemon"}), 5*time.Minute)
 	if byTime, byMPS := free(); byTime != 0 || byMPS != 2 {
 		t.Errorf("with one daemon: %s", w.show("gpu"))
 	}

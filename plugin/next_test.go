@@ -405,8 +405,8 @@ func TestNextInvariants(t *testing.T) {
 			planOf(nil, "gpu.shared=3:A,B,C"), planOf(nil, "gpu=1:A", "gpu.shared=2:B,C"),
 			planOf(nil, "gpu=2:A", "gpu.shared=1:B"), planOf(nil), planOf(map[string]string{"B": "XID 79"}, "gpu=4:A,B,C"),
 			planOf(map[string]string{"A": "gone"}, "gpu=4:B,C"),
-			planOf(nil, "gpu=4m:A,B,C"), planOf(nil, "gpu=4m:A,B,C").WithholdModes(map[string]string{"A": "no daemon", "C": "no daemon"}),
-			planOf(nil, "gpu=2m:A", "gpu.shared=3m:B,C"), planOf(nil, "gpu=4:A,B,C").WithholdModes(map[string]string{"A": "a daemon", "B": "a daemon", "C": "a daemon"}),
+			planOf(nil, "gpu=4m:A,B,C"), planOf(nil, "gpu=4m:A,B,C").MarkModeUnavailable(map[string]string{"A": "no daemon", "C": "no daemon"}),
+			planOf(nil, "gpu=2m:A", "gpu.shared=3m:B,C"), planOf(nil, "gpu=4:A,B,C").MarkModeUnavailable(map[string]string{"A": "a daemon", "B": "a daemon", "C": "a daemon"}),
 		}
 	}
 	for seed := range uint64(80) {

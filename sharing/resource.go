@@ -295,18 +295,18 @@ func (p Plan) Summary() Summary {
 	return s
 }
 
-// Without returns the plan without the units for which held returns true, which must not be offered
+// Drop returns the plan without the units for which drop returns true, which must not be offered
 // now. They remain in Health, so their devices are withdrawn in the usual way. The plan itself is
 // not modified.
-func (p Plan) Without(held func(Unit) bool) Plan {
-	if !slices.ContainsFunc(p.Resources, func(r Resource) bool { return slices.ContainsFunc(r.Units, held) }) {
+func (p Plan) Drop(drop func(Unit) bool) Plan {
+	if !slices.ContainsFunc(p.Resources, func(r Resource) bool { return slices.ContainsFunc(r.Units, drop) }) {
 		return p
 	}
 	var resources []Resource
 	for _, r := range p.Resources {
 		left := map[string]bool{}
 		r.Units = slices.DeleteFunc(slices.Clone(r.Units), func(unit Unit) bool {
-			left[unit.ID] = !held(unit)
+			left[unit.ID] = !drop(unit)
 			return !left[unit.ID]
 		})
 		r.Devices = slices.DeleteFunc(slices.Clone(r.Devices), func(device Device) bool { return !left[device.Unit] })
@@ -318,10 +318,10 @@ func (p Plan) Without(held func(Unit) bool) Plan {
 	return p
 }
 
-// Withhold returns the plan with faults for units that cannot be granted now. reasons are the
+// MarkUnavailable returns the plan with faults for units that cannot be granted now. reasons are the
 // faults by unit. A unit that is already faulty keeps its fault, and units that the node does not
 // have are ignored. The plan itself is not modified.
-func (p Plan) Withhold(reasons map[string]string) Plan {
+func (p Plan) MarkUnavailable(reasons map[string]string) Plan {
 	health := maps.Clone(p.Health)
 	for unit, known := range p.Health {
 		if reason := reasons[unit]; known.Healthy() && reason != "" {
@@ -335,9 +335,9 @@ func (p Plan) Withhold(reasons map[string]string) Plan {
 	return p.withHealth(health)
 }
 
-// WithholdModes is Withhold for units that cannot be granted in the way the plan offers them.
+// MarkModeUnavailable is MarkUnavailable for units that cannot be granted in the way the plan offers them.
 // Plan.Health does not change, so grants of the unit in another way are not affected.
-func (p Plan) WithholdModes(reasons map[string]string) Plan {
+func (p Plan) MarkModeUnavailable(reasons map[string]string) Plan {
 	if len(reasons) == 0 {
 		return p
 	}

@@ -121,13 +121,13 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-func TestWithhold(t *testing.T) {
+func TestMarkUnavailable(t *testing.T) {
 	gpus := node(2)
 	gpus[1].Health = Faulty("XID 79")
 	plan := NewPlan(gpus, defaults(ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: 2}))
 	before := NewPlan(gpus, defaults(ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: 2}))
 
-	got := plan.Withhold(map[string]string{gpus[0].UUID: "no driver", gpus[1].UUID: "no driver", "GPU-gone": "no driver"})
+	got := plan.MarkUnavailable(map[string]string{gpus[0].UUID: "no driver", gpus[1].UUID: "no driver", "GPU-gone": "no driver"})
 	if diff := cmp.Diff(map[string]Health{gpus[0].UUID: Faulty("no driver"), gpus[1].UUID: Faulty("XID 79")}, got.Health); diff != "" {
 		t.Errorf("faults (-want +got):\n%s", diff)
 	}
@@ -140,10 +140,10 @@ func TestWithhold(t *testing.T) {
 	if diff := cmp.Diff(before, plan); diff != "" {
 		t.Errorf("the plan was modified (-before +after):\n%s", diff)
 	}
-	if diff := cmp.Diff(before, plan.Withhold(nil)); diff != "" {
+	if diff := cmp.Diff(before, plan.MarkUnavailable(nil)); diff != "" {
 		t.Errorf("nothing withheld (-plan +got):\n%s", diff)
 	}
-	if one := plan.Withhold(map[string]string{gpus[0].UUID: "no driver"}).Withhold(map[string]string{}); one.Health[gpus[0].UUID].Healthy() {
+	if one := plan.MarkUnavailable(map[string]string{gpus[0].UUID: "no driver"}).MarkUnavailable(map[string]string{}); one.Health[gpus[0].UUID].Healthy() {
 		t.Error("an earlier reason is lost")
 	}
 }

@@ -197,7 +197,7 @@ func (c *forecaster) foresee(
 			return a.Claim != "" || !use.CanBecome(sharing.Use{Resource: u.Resource, Mode: u.Unit.Mode()})
 		})
 	}
-	then = then.Without(func(u sharing.Unit) bool { return otherwise[u.ID] && !grows[u.ID] })
+	then = then.Drop(func(u sharing.Unit) bool { return otherwise[u.ID] && !grows[u.ID] })
 	for i, r := range then.Resources { // A unit that grows has one device until its holder ends.
 		then.Resources[i].Devices = slices.DeleteFunc(slices.Clone(r.Devices), func(d sharing.Device) bool {
 			return grows[d.Unit] && d.ID != sharing.NewDeviceID(d.Unit, 0)

@@ -112,8 +112,8 @@ func dropReserved(_ *Facts, d *Decision) {
 	reservedFor := func(purposes ...units.Purpose) func(sharing.Unit) bool {
 		return func(u sharing.Unit) bool { return d.Owners[u.ID].ReservedFor(purposes...) }
 	}
-	d.withReleased = d.Plan.Without(reservedFor(units.MIGChange))
-	d.Plan = d.withReleased.Without(reservedFor(units.Pause, units.Release))
+	d.withReleased = d.Plan.Drop(reservedFor(units.MIGChange))
+	d.Plan = d.withReleased.Drop(reservedFor(units.Pause, units.Release))
 }
 
 // MayNotReset is why Virgate resets no GPU.
@@ -145,7 +145,7 @@ func (d *Decision) warn(warnings ...string) {
 
 // markNotOnHost marks units that cannot be granted because a CDI entry, a device node or a
 // permission is missing.
-func markNotOnHost(f *Facts, d *Decision) { d.Plan = d.Plan.Withhold(f.Host.Obstacles) }
+func markNotOnHost(f *Facts, d *Decision) { d.Plan = d.Plan.MarkUnavailable(f.Host.Obstacles) }
 
 // splitByPath leaves the device plugin its own units, and makes DRA's offer from the others.
 func splitByPath(f *Facts, d *Decision) {

@@ -141,13 +141,13 @@ func (d *Decision) split(f *Facts) {
 	if !d.onDemand.unknown {
 		d.Units = all
 	}
-	plan := d.Plan.Withhold(f.Host.NoCDIEntry)
-	byDRA := plan.Without(func(u sharing.Unit) bool {
+	plan := d.Plan.MarkUnavailable(f.Host.NoCDIEntry)
+	byDRA := plan.Drop(func(u sharing.Unit) bool {
 		place := d.places[u.ID].Name
 		return !all[place].ForDRA || view.Paths[place] != units.DRA ||
 			f.DRA.State.Without.Taints && (all[place].Fault != "" || !u.Health.Healthy())
 	})
-	d.Plan = d.Plan.Without(func(u sharing.Unit) bool {
+	d.Plan = d.Plan.Drop(func(u sharing.Unit) bool {
 		owner := d.Owners[u.ID]
 		return owner.Path != units.Plugin || !owner.Offered
 	})

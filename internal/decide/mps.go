@@ -77,7 +77,7 @@ func markMPSNotReady(f *Facts, d *Decision) {
 	if unanswered {
 		d.warn(MPSUnanswered)
 	}
-	d.Plan = d.Plan.Withhold(dead).WithholdModes(reasons)
+	d.Plan = d.Plan.MarkUnavailable(dead).MarkModeUnavailable(reasons)
 }
 
 // notReady returns why no container can have this many shares of the unit yet; empty if the daemon

@@ -226,7 +226,7 @@ func (p *Paths) Run(ctx context.Context) error {
 		select {
 		case <-p.wake:
 		case <-orphans.C:
-			p.dropOrphans(ctx)
+			p.dropStaleClaims(ctx)
 		case <-changed:
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -461,10 +461,10 @@ func (p *Paths) refuse(all map[string]decide.Unit, paths map[string]units.Path, 
 // isByDRA completes a message that begins with "the device …".
 const isByDRA = "is offered by Dynamic Resource Allocation"
 
-// dropOrphans ends claims that are over although the kubelet never said so: it had lost its state,
+// dropStaleClaims ends claims that are over although the kubelet never said so: it had lost its state,
 // or the node was away while the claim was deleted. Such a claim is not allocated in the API
 // server, and no pod on this node has it.
-func (p *Paths) dropOrphans(ctx context.Context) {
+func (p *Paths) dropStaleClaims(ctx context.Context) {
 	view := p.Claims.View()
 	if len(view.Claims)+len(view.Refused) == 0 {
 		return

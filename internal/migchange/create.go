@@ -58,7 +58,11 @@ func (r *Reconciler) CreatePartition(ctx context.Context, request PartitionReque
 }
 
 // beginRequests starts the requests that can start now, and returns the others.
-func (r *Reconciler) beginRequests(ctx context.Context, gpus []sharing.GPU, list []waitingRequest) (waiting []waitingRequest) {
+func (r *Reconciler) beginRequests(
+	ctx context.Context,
+	gpus []sharing.GPU,
+	list []waitingRequest,
+) (waiting []waitingRequest) {
 	if len(list) > 0 {
 		r.journal.load()
 	}

@@ -119,7 +119,8 @@ type turn struct{ resume, end func() }
 func (e *executor) takeTurn(ctx context.Context, record Record) *turn {
 	resume := func() {}
 	if e.CloseHandles != nil && record.Before.MIG != record.After.MIG {
-		if undo, err := e.CloseHandles(ctx, record.GPU); err == nil { // If it fails, the step fails, too, and reports why.
+		// If it fails, the step fails, too, and reports why.
+		if undo, err := e.CloseHandles(ctx, record.GPU); err == nil {
 			resume = sync.OnceFunc(undo)
 		}
 	}

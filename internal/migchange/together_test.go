@@ -140,7 +140,7 @@ func (f *fleet) plan(context.Context) {
 		}
 	}
 	owners := units.Owners(all, f.program.Reservations())
-	for _, r := range everything.Without(func(u sharing.Unit) bool { return owners[u.ID].ReservedFor(units.MIGChange) }).Resources {
+	for _, r := range everything.Drop(func(u sharing.Unit) bool { return owners[u.ID].ReservedFor(units.MIGChange) }).Resources {
 		counts[r.Name] = len(r.Devices)
 		for _, unit := range r.Units {
 			offered[unit.ID] = true

@@ -195,12 +195,14 @@ func (r Record) follows(n Node, reported Reported, took time.Duration) bool {
 	found := r.Trusted || same(r.From, &r.To)
 	if r.MIG {
 		other := reported.Generation != r.Before.Generation || r.Before.Layout != "success"
-		return reported.Layout == "success" && (reported.State == "" || reported.State == string(nodereport.ProfileApplied)) &&
-			(found || other)
+		applied := reported.State == "" || reported.State == string(nodereport.ProfileApplied)
+		return reported.Layout == "success" && applied && (found || other)
 	}
 	// The condition is written separately from the annotations, a moment earlier or later.
-	other := (reported.State != r.Before.State || reported.Profile != r.Before.Profile) && reported.Heartbeat != r.Before.Heartbeat
-	return reported.State == string(nodereport.ProfileApplied) && reported.Profile == r.To && (found || other || took >= settle)
+	other := (reported.State != r.Before.State || reported.Profile != r.Before.Profile) &&
+		reported.Heartbeat != r.Before.Heartbeat
+	applied := reported.State == string(nodereport.ProfileApplied)
+	return applied && reported.Profile == r.To && (found || other || took >= settle)
 }
 
 func refuses(reported Reported, layouts bool) bool {

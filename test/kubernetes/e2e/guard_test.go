@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // testGuard has one pod within its share of the memory, one beyond it, and one that is further
@@ -90,7 +92,7 @@ func (c *cluster) guardsInStorm(t *testing.T) {
 	c.await(t, "more pods to have come", func() error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if len(d.pods) < 60 {
+		if len(d.pods) < repeat.Times(20, 60) {
 			return fmt.Errorf("there were %d", len(d.pods))
 		}
 		return nil

@@ -638,8 +638,6 @@ func testFault(t *testing.T, c *cluster) {
 	c.awaitSeries(t, plugin, "virgate_gpu_power_watts", "65")
 	c.simulate(t, plugin, "throttle", "--gpu", "1", "hw_power_brake_slowdown")
 	c.awaitSeries(t, plugin, "virgate_gpu_clocks_event_reason", "1", `reason="hw_power_brake_slowdown"`)
-	c.simulate(t, plugin, "ecc", "--gpu", "1", "--kind", "corrected")
-	c.awaitSeries(t, plugin, "virgate_gpu_ecc_lifetime_errors_total", "1", `kind="corrected"`, `location="dram"`)
 	for _, fault := range []struct {
 		name   string
 		inject []string

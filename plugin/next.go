@@ -98,8 +98,8 @@ func (l Lists) savedAs(saved Lists) bool {
 // RPCState is what the servers know about the kubelet's calls and about the lists it was sent.
 type RPCState struct {
 	// Granted is when Allocate last granted a device, and Preferred is when GetPreferredAllocation
-	// last chose it. Closed is since when Allocate has refused a device that the list has as
-	// Closed. Shared is since when it has granted a Whole device as a time-slice.
+	// last chose it. Refused is since when Allocate has refused a device that the list has as
+	// RefusesAllocate. Shared is since when it has granted a Whole device as a time-slice.
 	Granted, Preferred, Refused, Shared DeviceTimes
 	// Busy are the resources with a call in progress.
 	Busy map[string]bool

@@ -1,5 +1,5 @@
 // Package command has what the command lines of Virgate's programs have in common: help, errors
-// about wrong words and flags, exit codes, and output as tables, text and JSON. What a program does is
+// about unknown commands and flags, exit codes, and output as tables, text and JSON. What a program does is
 // in its package below cmd.
 package command
 

@@ -1,4 +1,4 @@
 // Package web serves HTTP on a node: the probes, the page, the status, forecasts and metrics.
-// Nothing can be changed there. It gets what it shows from functions (Node); internal/page draws the
-// page. It also serves the control socket, where things can be changed.
+// HTTP requests change nothing. The functions of Node supply what it shows; internal/page draws the page.
+// The package also serves the control socket, which can change things.
 package web

@@ -1,6 +1,6 @@
-// Package page looks at the page /status of the running program, and at that of
-// kubectl virgate --serve, in a real browser. It needs Debian's package chromium and is skipped where that is not
-// installed. CHROMIUM=required, which CI sets, makes that a failure.
+// Package page tests the page /status of the running program, and that of kubectl virgate --serve,
+// in a real browser. It needs Debian's package chromium and is skipped if that is not installed. CI
+// sets CHROMIUM=required, which makes that a failure.
 package page
 
 import (

@@ -1,6 +1,6 @@
-// Package prometheus holds the alert rules, the dashboards and the documented
-// questions against Prometheus itself: its promtool, and a server that scrapes
-// the running program.
+// Package prometheus checks the alert rules, the dashboards and the documented
+// queries with Prometheus itself: its promtool, and a server that scrapes the
+// running program.
 //
 // It needs Debian's package prometheus and is skipped where that is not
 // installed. PROMETHEUS=required, which CI sets, makes that a failure.

@@ -1,8 +1,7 @@
-// Package repository tests what no compiler does. The documentation: links lead
-// somewhere, commands have the flags that they are shown with, profiles are right,
-// and the tests, files and messages that a page names are there. The examples:
-// each plans what its golden file says. The import arrows, and the licences of
-// what is linked.
+// Package repository checks what the compiler does not. Documents: links resolve, commands have the
+// flags that are shown, profiles are valid, and the tests, files and messages that a page names exist.
+// Examples: each plans what its golden file says. Imports: each package imports what its layer may.
+// Licences: those of what is linked.
 package repository
 
 import (

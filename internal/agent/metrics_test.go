@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -129,6 +130,34 @@ func TestMetricsDocument(t *testing.T) {
 	}
 	if err := os.WriteFile(metricsDocument, []byte(before+tableBegins+table.String()+tableEnds+after), 0o600); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestMetricsAreSent finds a metric that is listed and never sent: code that sends one has its name in quotes.
+func TestMetricsAreSent(t *testing.T) {
+	t.Parallel()
+	var code strings.Builder
+	for _, folder := range []string{".", "../nodemetrics", "../../sharing/metrics"} {
+		files, err := filepath.Glob(folder + "/*.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			code.Write(text)
+		}
+	}
+	for _, f := range families(t, complete(t).view.registry()) {
+		name := strings.TrimPrefix(f.name, "virgate_")
+		if !strings.Contains(code.String(), strconv.Quote(name)) && !strings.Contains(code.String(), "Name: "+strconv.Quote(f.name)) {
+			t.Errorf("nothing sends %s", f.name)
+		}
 	}
 }
 

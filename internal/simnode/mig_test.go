@@ -129,13 +129,19 @@ func TestPartitionLifecycle(t *testing.T) {
 // those of NVIDIA's MIG User Guide for their own model.
 func TestFigures(t *testing.T) {
 	got := map[string]nvml.Attributes{}
-	for model, first := range map[string]string{
+	firsts := map[string]string{
 		"a100-40": "1g.5gb", "a100-40-pcie": "1g.5gb", "a100-80": "1g.10gb", "a100-80-pcie": "1g.10gb", "a100x": "1g.10gb", "a30": "1g.6gb", "a30x": "1g.6gb",
 		"b200": "1g.23gb", "b300": "1g.34gb", "gb200": "1g.23gb", "gb200-189": "1g.24gb", "gb300": "1g.35gb", "gh200": "1g.12gb", "gh200-144": "1g.18gb",
 		"h100": "1g.10gb", "h100-64": "1g.8gb", "h100-94": "1g.12gb", "h100-nvl": "1g.12gb", "h100-pcie": "1g.10gb", "h20": "1g.12gb", "h20-141": "1g.18gb",
 		"h200": "1g.18gb", "h200-nvl": "1g.18gb", "rtx-pro-4500": "1g.16gb", "rtx-pro-5000": "1g.24gb",
 		"rtx-pro-6000": "1g.24gb", "rtx-pro-6000-max-q": "1g.24gb", "rtx-pro-6000-workstation": "1g.24gb",
-	} {
+	}
+	for _, m := range simnode.MIGModels() {
+		if firsts[m] == "" {
+			t.Errorf("%s has MIG and no row here", m)
+		}
+	}
+	for model, first := range firsts {
 		node := open(t, model+"+all-enabled")
 		state, err := nvml.NewPartitioner(node, nil).State(t.Context(), scan(t, node)[0].UUID)
 		must(t, err)

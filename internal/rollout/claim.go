@@ -191,12 +191,12 @@ func (c *Client) claim(ctx context.Context, p plan) error {
 			return err
 		}
 	}
-	_, err = c.writeState(ctx, created, func(h *State) error {
-		if h.Phase != Claiming && h.Phase != Running { // It is Running if the answer to this write was lost.
-			return fmt.Errorf("rollout %s is %s by now", p.ID, h.Phase)
+	_, err = c.writeState(ctx, created, func(s *State) error {
+		if s.Phase != Claiming && s.Phase != Running { // It is Running if the answer to this write was lost.
+			return fmt.Errorf("rollout %s is %s by now", p.ID, s.Phase)
 		}
-		h.Phase = Running
-		return h.renew(c.Holder)
+		s.Phase = Running
+		return s.renew(c.Holder)
 	})
 	return err
 }
@@ -383,11 +383,11 @@ func (c *Client) Pause(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	_, err = c.writeState(ctx, p, func(h *State) error {
-		if h.Phase != Running {
-			return fmt.Errorf("rollout %s does not run: it is %s", id, h.Phase)
+	_, err = c.writeState(ctx, p, func(s *State) error {
+		if s.Phase != Running {
+			return fmt.Errorf("rollout %s does not run: it is %s", id, s.Phase)
 		}
-		h.Phase, h.Reason = Paused, "by "+c.Holder
+		s.Phase, s.Reason = Paused, "by "+c.Holder
 		return nil
 	})
 	return err

@@ -31,11 +31,11 @@ type Resume struct {
 // errHeld: another program drives the rollout.
 var errHeld = errors.New("another program drives it")
 
-func (h *State) renew(holder string) error {
-	if h.Holder != holder {
-		return fmt.Errorf("%w: %s", errHeld, cmp.Or(h.Holder, "no program now: it was taken from this one"))
+func (s *State) renew(holder string) error {
+	if s.Holder != holder {
+		return fmt.Errorf("%w: %s", errHeld, cmp.Or(s.Holder, "no program now: it was taken from this one"))
 	}
-	h.Renewed = time.Now().UTC()
+	s.Renewed = time.Now().UTC()
 	return nil
 }
 
@@ -102,11 +102,11 @@ func (c *Client) Drive(ctx context.Context, id string, how Resume) (*Rollout, er
 		if how.PauseAfter > 0 && first >= 0 {
 			at = first + how.PauseAfter
 		}
-		return d.setPhase(ctx, r.Phase, func(h *State) {
-			h.Phase = Running
-			h.Reason = ""
-			h.PauseAt = at
-			h.IgnoreUnhealthy = h.IgnoreUnhealthy || how.AllowUnhealthy
+		return d.setPhase(ctx, r.Phase, func(s *State) {
+			s.Phase = Running
+			s.Reason = ""
+			s.PauseAt = at
+			s.IgnoreUnhealthy = s.IgnoreUnhealthy || how.AllowUnhealthy
 		})
 	}, false)
 }
@@ -121,7 +121,7 @@ func (c *Client) Undo(ctx context.Context, id string, atOnce bool) (*Rollout, er
 		case TakenBack:
 			return nil
 		}
-		return d.setPhase(ctx, r.Phase, func(h *State) { h.Phase, h.Reason = TakingBack, "" })
+		return d.setPhase(ctx, r.Phase, func(s *State) { s.Phase, s.Reason = TakingBack, "" })
 	}, atOnce)
 	if errors.Is(err, errRelease) { // No node has its label.
 		err = c.release(ctx, id)
@@ -267,11 +267,11 @@ func (d *driver) take(ctx context.Context) (*Rollout, error) {
 		}
 		if free || time.Since(since) >= d.outwait {
 			began := time.Now().UTC()
-			now, err := d.writeState(ctx, p, func(h *State) error {
-				if h.Holder != p.Holder || !h.Renewed.Equal(p.Renewed) {
-					return fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, h.Holder)
+			now, err := d.writeState(ctx, p, func(s *State) error {
+				if s.Holder != p.Holder || !s.Renewed.Equal(p.Renewed) {
+					return fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, s.Holder)
 				}
-				h.Holder, h.Renewed = d.Holder, began
+				s.Holder, s.Renewed = d.Holder, began
 				return nil
 			})
 			if err != nil {
@@ -337,7 +337,7 @@ func (d *driver) loop(ctx context.Context, unmake bool) error {
 			err = d.write(ctx, writes)
 			again = d.Writes.Load() > before // These writes may allow the next step.
 			if err == nil && len(writes) == 0 && phase != r.Phase {
-				again, err = true, d.setPhase(ctx, r.Phase, func(h *State) { h.Phase, h.Reason = phase, reason })
+				again, err = true, d.setPhase(ctx, r.Phase, func(s *State) { s.Phase, s.Reason = phase, reason })
 			}
 		}
 		switch {
@@ -365,8 +365,8 @@ func (d *driver) changeState(ctx context.Context, set func(*State) error) error 
 		return err
 	}
 	began := time.Now().UTC()
-	now, err := d.writeState(ctx, p, func(h *State) error {
-		return errors.Join(h.renew(d.Holder), set(h))
+	now, err := d.writeState(ctx, p, func(s *State) error {
+		return errors.Join(s.renew(d.Holder), set(s))
 	})
 	if err != nil {
 		return err
@@ -379,9 +379,9 @@ func (d *driver) changeState(ctx context.Context, set func(*State) error) error 
 // setPhase changes the State if its phase is still from. Otherwise it only renews the lease, and the
 // caller decides again.
 func (d *driver) setPhase(ctx context.Context, from Phase, set func(*State)) error {
-	return d.changeState(ctx, func(h *State) error {
-		if h.Phase == from {
-			set(h)
+	return d.changeState(ctx, func(s *State) error {
+		if s.Phase == from {
+			set(s)
 		}
 		return nil
 	})
@@ -389,10 +389,10 @@ func (d *driver) setPhase(ctx context.Context, from Phase, set func(*State)) err
 
 // leave gives the lease back, and pauses an interrupted rollout.
 func (d *driver) leave(ctx context.Context, interrupted bool) error {
-	err := d.changeState(ctx, func(h *State) error {
-		h.Holder = ""
-		if interrupted && h.Phase == Running {
-			h.Phase, h.Reason = Paused, "interrupted by "+d.Holder
+	err := d.changeState(ctx, func(s *State) error {
+		s.Holder = ""
+		if interrupted && s.Phase == Running {
+			s.Phase, s.Reason = Paused, "interrupted by "+d.Holder
 		}
 		return nil
 	})

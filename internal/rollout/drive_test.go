@@ -276,14 +276,14 @@ func TestEndedGivesNodes(t *testing.T) {
 	bob := a.client("bob")
 	a.intercept(func(name, body string) bool {
 		if name == planName+first.ID && !once.Swap(true) { // Somebody undoes it when its node is being taken.
-			a.editState(first.ID, func(h *State) { h.Phase = TakingBack })
+			a.editState(first.ID, func(s *State) { s.Phase = TakingBack })
 		}
 		return true
 	})
 	if _, err := bob.Start(t.Context(), second); err == nil || !strings.Contains(err.Error(), "rollout "+first.ID+", which had ended and had some of these nodes, is undoing by now") {
 		t.Errorf("got %v", err)
 	}
-	a.editState(first.ID, func(h *State) { h.Phase = Finished })
+	a.editState(first.ID, func(s *State) { s.Phase = Finished })
 	a.intercept(func(name, body string) bool { return true })
 	start(t, bob, second)
 	r, err := c.Undo(t.Context(), first.ID, false)
@@ -322,7 +322,7 @@ func TestTwoDrivers(t *testing.T) {
 		t.Errorf("%+v", r.State)
 	}
 	// Carol takes the lease and dies.
-	a.editState(r.ID, func(h *State) { h.Phase, h.Holder = Running, "carol" })
+	a.editState(r.ID, func(s *State) { s.Phase, s.Holder = Running, "carol" })
 	a.behave(obey)
 	for _, name := range names(2) {
 		a.edit(name, func(n *corev1.Node) { obey(n, ProfileLabel) })
@@ -550,7 +550,7 @@ func TestLeaseTaken(t *testing.T) {
 		a := startAPI(t, names(2)...)
 		a.behave(nil)
 		r := start(t, a.client("alice"), spec)
-		a.editState(r.ID, func(h *State) { h.Holder = "" })
+		a.editState(r.ID, func(s *State) { s.Holder = "" })
 		bob := a.client("bob")
 		bob.lease = 300 * time.Millisecond
 		var taken atomic.Int64
@@ -560,7 +560,7 @@ func TestLeaseTaken(t *testing.T) {
 			}
 			// First it is taken, then the phase is written, and then it is renewed.
 			if call := taken.Add(1); call == 1 && at == "when it is taken" || call == 3 && at == "when it is renewed" {
-				a.editState(r.ID, func(h *State) { h.Phase, h.Holder = Running, "carol" })
+				a.editState(r.ID, func(s *State) { s.Phase, s.Holder = Running, "carol" })
 			}
 			return true
 		})

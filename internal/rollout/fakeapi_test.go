@@ -182,7 +182,7 @@ func (a *api) touch(name string) {
 }
 
 // editState changes what the rollout does as somebody else would.
-func (a *api) editState(id string, change func(h *State)) {
+func (a *api) editState(id string, change func(s *State)) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	object := a.configMaps[planName+id]

@@ -26,24 +26,24 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// eventLog is what the API server tells of the node and the tests' pods, as it comes.
+// eventLog records what the API server reports about the node and the tests' pods, as it arrives.
 type eventLog struct {
 	mu sync.Mutex
-	// statuses are the node's allocatable each time it is another, kubeletStates what the
-	// kubelet itself has.
+	// statuses holds the node's allocatable each time it changes, kubeletStates what the kubelet itself
+	// has.
 	statuses, kubeletStates []status
 	pods                    map[string]*podRecord
-	// serving are Virgate's pods that are ready, overlaps how often one became so
-	// beside another, lapses how often one was not ready any more that was to stay.
+	// serving holds Virgate's ready pods. overlaps counts how often a pod became ready beside another one,
+	// lapses how often a pod that was to stay became not ready.
 	serving          map[string]bool
 	overlaps, lapses int
-	// images are those of Virgate's pods, by the pods' names.
+	// images maps the names of Virgate's pods to their images.
 	images map[string]string
-	// rollingOut says that Virgate's pod is replaced meanwhile.
+	// rollingOut is true while Virgate's pod is being replaced.
 	rollingOut bool
-	// stopped is how often the node said that nobody serves it.
+	// stopped counts the Node's changes with GPUSharingReady's reason Stopped.
 	stopped int
-	// wrong is what no pod and no watch may do.
+	// wrong lists what no pod and no watch may do.
 	wrong []string
 }
 
@@ -52,7 +52,7 @@ type status struct {
 	allocatable map[string]int64
 }
 
-// watchCluster begins one that ends with the test.
+// watchCluster starts an eventLog that ends with the test.
 func (c *cluster) watchCluster(t *testing.T) *eventLog {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -81,8 +81,7 @@ func (c *cluster) watchCluster(t *testing.T) *eventLog {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The API server ends the watch of one who does not keep up; this one begins again
-		// where it was.
+		// The API server ends the watch of a client that does not keep up; this one resumes where it was.
 		events, err := toolswatch.NewRetryWatcherWithContext(ctx, version, objects)
 		if err != nil {
 			t.Fatal(err)
@@ -142,7 +141,7 @@ func (d *eventLog) addKubeletState(devices map[string][]heldDevice) {
 	d.kubeletStates = appendStatus(d.kubeletStates, now)
 }
 
-// appendStatus adds it if it is new.
+// appendStatus appends the status if it differs from the last one.
 func appendStatus(all []status, now map[string]int64) []status {
 	if len(all) > 0 && maps.Equal(now, all[len(all)-1].allocatable) {
 		return all
@@ -170,7 +169,7 @@ func (d *eventLog) addPluginPod(pod *v1.Pod, deleted bool) {
 	d.serving[pod.Name] = true
 }
 
-// only says which of Virgate's pods there are, if it is not one with that image.
+// only returns an error that lists Virgate's pods, unless there is exactly one and it has that image.
 func (d *eventLog) only(image string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -180,7 +179,7 @@ func (d *eventLog) only(image string) error {
 	return nil
 }
 
-// onOffer are the resources of which the node's status has any, sorted.
+// onOffer returns the resources of which the node's status has any, sorted.
 func (d *eventLog) onOffer() (names []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -196,9 +195,9 @@ func (d *eventLog) onOffer() (names []string) {
 	return names
 }
 
-// podRecord is what was seen of a pod; times are zero for what has not been. They are
-// when the test heard of it, which may be long after, but for bound, which is at most a
-// second before the pod was bound: the kubelet looked at it between bound and refused.
+// podRecord is what was seen of a pod. A time is zero until the test has heard of the event, which may be
+// long after it happened. Only bound is at most a second before the pod was bound: the kubelet looked at
+// the pod between bound and refused.
 type podRecord struct {
 	resource          string
 	bound, ran, ended time.Time
@@ -248,8 +247,8 @@ func (d *eventLog) addPod(pod *v1.Pod, deleted bool) {
 	}
 }
 
-// overtaken says that the kubelet had no device for the pod any more, or that it had
-// chosen one before it heard that the device is offered in another mode.
+// overtaken reports whether the kubelet had no device left for the pod, or had chosen one before it heard
+// that the device is offered in another mode.
 func overtaken(pod *v1.Pod) bool {
 	if pod.Status.Reason != unexpectedAdmission {
 		return strings.HasPrefix(pod.Status.Reason, outOf)
@@ -259,8 +258,8 @@ func overtaken(pod *v1.Pod) bool {
 		strings.Contains(pod.Status.Message, "is no longer offered: the profile has changed")
 }
 
-// cutOff says that the kubelet called a plugin that had ended in a rollout: Canceled is
-// its own answer while it closes the connection.
+// cutOff reports whether the kubelet called a plugin that had ended in a rollout. Canceled is the kubelet's
+// own answer while it closes the connection.
 func cutOff(pod *v1.Pod) bool {
 	return pod.Status.Reason == unexpectedAdmission && (strings.Contains(pod.Status.Message, "code = Unavailable") ||
 		strings.Contains(pod.Status.Message, "code = Canceled") || strings.Contains(pod.Status.Message, "has been stopped"))
@@ -272,7 +271,7 @@ func keepFirst(moment *time.Time, now time.Time) {
 	}
 }
 
-// deleting is told before a pod is deleted, so that nothing comes between.
+// deleting is called before a pod is deleted, so that the event cannot come first.
 func (d *eventLog) deleting(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -282,7 +281,7 @@ func (d *eventLog) deleting(name string) {
 	d.pods[name].beingDeleted = true
 }
 
-// runs says that the pod runs and is to go on.
+// runs reports whether the pod runs and is not being deleted.
 func (d *eventLog) runs(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -292,7 +291,7 @@ func (d *eventLog) runs(name string) bool {
 
 func (l *podRecord) runs() bool { return !l.ran.IsZero() && l.ended.IsZero() && !l.beingDeleted }
 
-// decided says that the pod has run or ended.
+// decided reports whether the pod has run or ended.
 func (d *eventLog) decided(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -300,7 +299,7 @@ func (d *eventLog) decided(name string) bool {
 	return l != nil && (!l.ran.IsZero() || !l.ended.IsZero())
 }
 
-// isRefused says that the kubelet has not taken the pod.
+// isRefused reports whether the kubelet refused the pod.
 func (d *eventLog) isRefused(name string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -308,7 +307,7 @@ func (d *eventLog) isRefused(name string) bool {
 	return l != nil && !l.refused.IsZero()
 }
 
-// allRan says which pods have not run yet, nor ended or been deleted before.
+// allRan returns an error that lists the pods which have neither run nor ended nor been deleted.
 func (d *eventLog) allRan() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -320,7 +319,7 @@ func (d *eventLog) allRan() error {
 	return nil
 }
 
-// running is how many pods run.
+// running counts the pods that run.
 func (d *eventLog) running() (count int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -332,14 +331,14 @@ func (d *eventLog) running() (count int) {
 	return count
 }
 
-// heldDevice is a device of a pod as the kubelet has it.
+// heldDevice is a pod's device as the kubelet reports it.
 type heldDevice struct {
 	sharingMode
 	unit, id string
 }
 
-// kubeletSays is a client of the kubelet's PodResources, where the kubelet says what
-// it has and who holds it, without the API server.
+// kubeletSays returns a client of the kubelet's PodResources API, which reports devices and their holders
+// without the API server.
 func (c *cluster) kubeletSays(t *testing.T) api.PodResourcesListerClient {
 	t.Helper()
 	// The kubelet may be away for a while: gRPC's own pauses grow to minutes.
@@ -353,7 +352,7 @@ func (c *cluster) kubeletSays(t *testing.T) api.PodResourcesListerClient {
 	return api.NewPodResourcesListerClient(connection)
 }
 
-// holdings are the devices of the tests' pods, by the pods' names.
+// holdings returns the devices of the tests' pods, by pod name.
 func holdings(ctx context.Context, kubelet api.PodResourcesListerClient) (map[string][]heldDevice, error) {
 	answer, err := kubelet.List(ctx, &api.ListPodResourcesRequest{})
 	if err != nil {
@@ -382,8 +381,8 @@ func holdingsOf(devices *api.ContainerDevices) []heldDevice {
 	return found
 }
 
-// healthy are the devices of NVIDIA's resources that the kubelet could grant or has
-// granted, by resource.
+// healthy returns the devices of NVIDIA's resources that the kubelet could grant or has granted, by
+// resource.
 func healthy(ctx context.Context, kubelet api.PodResourcesListerClient) (map[string][]heldDevice, error) {
 	answer, err := kubelet.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
 	if err != nil {
@@ -396,7 +395,7 @@ func healthy(ctx context.Context, kubelet api.PodResourcesListerClient) (map[str
 	return found, nil
 }
 
-// units are those that the resource is offered on, sorted.
+// units returns the units on which the resource is offered, sorted.
 func units(t *testing.T, kubelet api.PodResourcesListerClient, resource string) []string {
 	t.Helper()
 	devices, err := healthy(t.Context(), kubelet)
@@ -410,8 +409,8 @@ func units(t *testing.T, kubelet api.PodResourcesListerClient, resource string) 
 	return slices.Sorted(maps.Keys(found))
 }
 
-// shareMonitor follows which pod holds what, as the kubelet has it, and complains to the
-// events when a pod loses a device, or has one for itself that it has not.
+// shareMonitor follows which pod holds which device, by the kubelet. It complains to the event log when a
+// pod loses a device, or shares a GPU that should be its alone.
 type shareMonitor struct {
 	kubelet api.PodResourcesListerClient
 	events  *eventLog
@@ -421,38 +420,35 @@ type shareMonitor struct {
 	mu     sync.Mutex
 	looks  []look
 	wanted layout
-	// failed is why the newest look saw nothing; nil if it did.
+	// failed is the error of the newest look; nil if it succeeded.
 	failed error
 	// rests counts the storm's rests.
 	rests int
-	// doubled are the pods that the look before had on one GPU that is for one.
+	// doubled are the pods that the previous look found together on a GPU meant for one pod.
 	doubled map[string][]string
-	// grown are those of whose devices with a GPU's own ID it was seen that they are shares, by
-	// pod and device.
+	// grown marks devices that have a GPU's own ID and were seen to be shares, by pod and device.
 	grown map[[2]string]bool
 	// givenTwice counts the looks in which two pods had the same device; see alone.
 	givenTwice atomic.Int64
-	// strange is since when what a pod holds is not as it should be, by complaint, and
-	// slowest how long that ever was.
+	// strange is since when each complaint about held devices has lasted, slowest the longest time of any.
 	strange map[string]oddity
 	slowest atomic.Int64
 }
 
-// look is what the kubelet said at a time: who holds what, by pod, and which devices
-// are healthy, by resource.
+// look is what the kubelet reported at one time: the holders by pod, and the healthy devices by resource.
 type look struct {
 	at            time.Time
 	held, healthy map[string][]heldDevice
 }
 
-// oddity is since when something is not as it should be, and how many rests there had been.
+// oddity is since when something is not as it should be, and the number of rests before that.
 type oddity struct {
 	at    time.Time
 	rests int
 	told  bool
 }
 
-// startShareMonitor follows until the end of the test.
+// startShareMonitor starts a monitor that runs until the end of the test.
 func startShareMonitor(t *testing.T, kubelet api.PodResourcesListerClient, d *eventLog, units []string, wanted layout) *shareMonitor {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -480,7 +476,7 @@ func (f *shareMonitor) run(ctx context.Context) {
 		f.mu.Lock()
 		f.failed = err
 		f.mu.Unlock()
-		if err != nil { // It refuses whom it finds too eager.
+		if err != nil { // The kubelet refuses clients that ask too often.
 			continue
 		}
 		f.seeGrown(held, devices)
@@ -500,9 +496,9 @@ func (f *shareMonitor) complain(ctx context.Context, format string, arguments ..
 	}
 }
 
-// seeGrown finds the devices with a GPU's own ID that are shares, because other shares of the GPU are
-// healthy under the same name, and stay so until their pod has gone. Back to exclusive, those of
-// which that was not seen are shares if they are not healthy: a whole one would be.
+// seeGrown finds the shares that have a GPU's own ID: other shares of the GPU are healthy under the same
+// name. They stay marked until their pod has gone. When the GPU is exclusive again, an unmarked one is a
+// share if it is unhealthy: a whole GPU would be healthy.
 func (f *shareMonitor) seeGrown(held, healthy map[string][]heldDevice) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -528,7 +524,7 @@ func (f *shareMonitor) seeGrown(held, healthy map[string][]heldDevice) {
 	}
 }
 
-// compare says that who ran and is not being deleted holds what it held.
+// compare checks that each pod that ran and is not being deleted holds what it held.
 func (f *shareMonitor) compare(ctx context.Context, held map[string][]heldDevice) {
 	for name, before := range f.last().held {
 		if difference := cmp.Diff(ids(before), ids(held[name])); difference != "" && f.events.runs(name) {
@@ -544,11 +540,12 @@ func ids(devices []heldDevice) (all []string) {
 	return all
 }
 
-// alone says that a whole GPU has one tenant, in two looks, but for those of its shares: the kubelet asks itself of one
-// pod after another, and one may leave a GPU to the other meanwhile. Two pods with the same device
-// ID are counted, because that is a bug of the kubelet (1.36): each List of pod resources calls
-// ManagerImpl.UpdateAllocatedDevices. If a pod has just ended, that forgets the device which the
-// kubelet is giving to another pod, and the kubelet gives it to the next pod too.
+// alone checks that a whole GPU has only one tenant, apart from tenants of its shares. Two looks must
+// agree: the kubelet asks itself about one pod after another, and one pod may pass a GPU to the next
+// meanwhile. Two pods with the same device ID are only counted, because that is a bug of the kubelet
+// (1.36): each List of pod resources calls ManagerImpl.UpdateAllocatedDevices. If a pod has just ended,
+// that forgets the device which the kubelet is giving to another pod, and the kubelet gives it to the next
+// pod too.
 func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) {
 	whole, pods, ids := map[string]bool{}, map[string][]string{}, map[string][]string{}
 	for name, devices := range held {
@@ -568,14 +565,14 @@ func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) 
 		resource, _, _ := strings.Cut(ids[unit][0], " ")
 		oneName := !slices.ContainsFunc(ids[unit], func(id string) bool { return !strings.HasPrefix(id, resource+" ") })
 		twice := len(slices.DeleteFunc(slices.Clone(ids[unit]), func(id string) bool { return id != resource+" "+unit })) > 1
-		// Shares of one name, of which one has the GPU's own ID.
+		// Shares of one name; one of them has the GPU's own ID.
 		if len(pods[unit]) < 2 || oneName && !twice {
 			continue
 		}
 		doubled[unit] = pods[unit]
 		switch {
 		case !slices.Equal(f.doubled[unit], pods[unit]):
-		case oneName: // The device with the GPU's own ID, be it whole or a share.
+		case oneName: // The device with the GPU's own ID, whether whole or a share.
 			f.givenTwice.Add(1)
 		default:
 			f.complain(ctx, "%s is whole one's of the pods %q, which have %q", unit, pods[unit], ids[unit])
@@ -584,7 +581,7 @@ func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) 
 	f.doubled = doubled
 }
 
-// givenToTwo are the pods that have a device which another has too, one of each two; see alone.
+// givenToTwo returns one pod of each two that have the same device; see alone.
 func (f *shareMonitor) givenToTwo() (names []string) {
 	holders := map[heldDevice]bool{}
 	now := f.last()
@@ -599,40 +596,40 @@ func (f *shareMonitor) givenToTwo() (names []string) {
 	return names
 }
 
-// want is told before the node is to offer something else.
+// want is called before the node is to offer something else.
 func (f *shareMonitor) want(l layout) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.wanted = l
 }
 
-// rest is told when the node has come to what it is to offer.
+// rest is called when the node offers what it should.
 func (f *shareMonitor) rest() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.rests++
 }
 
-// looked is how many looks there were.
+// looked counts the looks so far.
 func (f *shareMonitor) looked() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.looks)
 }
 
-// lookedSince says whether a look has begun and ended since there were so many.
+// lookedSince returns an error unless a whole look happened after the first before looks.
 func (f *shareMonitor) lookedSince(before int) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if len(f.looks) < before+2 { // The first may have begun before.
+	if len(f.looks) < before+2 { // The first of them may have begun earlier.
 		return fmt.Errorf("the kubelet has not said again who holds what: %w", f.failed)
 	}
 	return nil
 }
 
-// unlike says of which running pods the devices are not as the layout has it. What a
-// pod holds is healthy exactly as long as its GPU is to be offered in that mode, be it
-// in fewer shares. In a mode that ends it is Unhealthy, so that nobody gets it next.
+// unlike lists the running pods whose devices differ from the layout. A held device is healthy exactly
+// while its GPU is to be offered in that mode, even in fewer shares. In a mode that ends it is Unhealthy,
+// so that no other pod gets it.
 func (f *shareMonitor) unlike() (complaints []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -653,8 +650,8 @@ func (f *shareMonitor) unlike() (complaints []string) {
 	return complaints
 }
 
-// odd are the holders that a layout does not explain: those that do not run, of a device
-// that is not healthy, or of one that another pod holds too.
+// odd lists the holders that a layout does not explain: pods that do not run, or whose device is unhealthy
+// or held by another pod too.
 func (f *shareMonitor) odd() (found []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -673,7 +670,7 @@ func (f *shareMonitor) odd() (found []string) {
 	return found
 }
 
-// persists complains of what is unlike the layout since the last rest but one.
+// persists complains of what has differed from the layout since the last rest but one.
 func (f *shareMonitor) persists(ctx context.Context) {
 	now := time.Now()
 	strange := map[string]oddity{}
@@ -696,7 +693,7 @@ func (f *shareMonitor) persists(ctx context.Context) {
 	f.strange = strange
 }
 
-// last is the newest look.
+// last returns the newest look.
 func (f *shareMonitor) last() look {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -706,7 +703,7 @@ func (f *shareMonitor) last() look {
 	return f.looks[len(f.looks)-1]
 }
 
-// counts are how many devices of each GPU are held in each way.
+// counts returns how many devices of each GPU are held in each mode.
 func (f *shareMonitor) counts() map[sharingMode][8]int {
 	counts := map[sharingMode][8]int{}
 	for _, devices := range f.last().held {
@@ -719,8 +716,8 @@ func (f *shareMonitor) counts() map[sharingMode][8]int {
 	return counts
 }
 
-// free is how many GPUs nobody held in any look of that time, and in the two after: one may have
-// begun before, and what the kubelet grants it shows a moment later.
+// free counts the GPUs that no pod held in any look of that time, nor in the two looks after it: one may
+// have begun before, and what the kubelet grants shows a moment later.
 func (f *shareMonitor) free(from, to time.Time) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

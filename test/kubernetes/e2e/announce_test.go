@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// kubeletReports has the kubelet report its node that often, and as before after the test.
+// kubeletReports makes the kubelet report its node at this interval until the end of the test.
 func (c *cluster) kubeletReports(t *testing.T, every string) {
 	t.Helper()
 	path := c.path("kubelet.yaml")
@@ -28,9 +28,9 @@ func (c *cluster) kubeletReports(t *testing.T, every string) {
 	t.Cleanup(func() { restart(string(before)) })
 }
 
-// testAnnounced has a kubelet that reports once in an hour, and a full node with pods that wait. A
-// switch to another name refuses none of them, and what it frees is scheduled: the scheduler learns
-// of each change from Virgate.
+// testAnnounced runs a kubelet that reports once an hour, and a full node with waiting pods. A switch to
+// another name must refuse none of them, and what it frees must be scheduled: the scheduler learns of each
+// change from Virgate.
 func testAnnounced(t *testing.T, c *cluster) {
 	const gpus, waiting, renamed = 4, 12, shared + ".shared"
 	c.kubeletReports(t, "1h")
@@ -48,7 +48,7 @@ func testAnnounced(t *testing.T, c *cluster) {
 	c.label(t, "time-slicing-4-renamed")
 	c.awaitAllocatable(t, map[string]int64{})
 	c.report.note("label to fewer schedulable, by Virgate alone", took(began))
-	// The four holders are not waited for.
+	// This does not wait for the four holders.
 	c.awaitSeries(t, c.plugin(t), "virgate_switch_schedulable_seconds_bucket", "1", `le="60"`)
 	metrics, err := fetch(c.plugin(t), "/metrics")
 	if err != nil {

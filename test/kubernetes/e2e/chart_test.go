@@ -32,24 +32,22 @@ import (
 // namespace is where Virgate is installed.
 const namespace = "virgate"
 
-// chart is its folder.
+// chart is the chart's folder.
 const chart = "../../../charts/virgate"
 
 // fourShares is the value by which a node without a label has four shares of each GPU.
 const fourShares = "config.default=time-slicing-4"
 
-// stays makes a surplus device stay: what waits for it to leave does not come, however
-// fast or slow the machine is.
+// stays keeps a surplus device listed, so that a test of it does not depend on the machine's speed.
 const stays = "--removal-delay=24h"
 
-// quickly makes a surplus device leave after three seconds instead of 30, and an empty list go
-// as soon: the kubelet here writes the node's status ten times as often as one does by default.
+// quickly makes a surplus device leave after three seconds instead of 30, and an empty list as soon: the
+// kubelet here writes the node's status ten times as often as by default.
 var quickly = []string{"--removal-delay=3s", "--stop-after=3s"}
 
-// install installs the chart, or changes what is installed, by Helm's command and
-// waits until all is ready, and the kubelet has lists from the new pod: what
-// it and the node's status say before may be of the old one. Each setting is a --set, or an
-// argument of the program if it begins with --.
+// install installs or changes the chart by Helm's command. It waits until all is ready and the kubelet has
+// lists from the new pod: what the kubelet and the node's status say before may come from the old pod. Each
+// setting is a --set, or an argument of the program if it begins with --.
 func (c *cluster) install(t *testing.T, settings ...string) {
 	t.Helper()
 	c.upgrade(t, settings...)
@@ -68,14 +66,13 @@ func (c *cluster) awaitLists(t *testing.T) {
 	})
 }
 
-// upgrade is install, for pods that serve nothing.
+// upgrade is install without waiting for lists, for pods that serve nothing.
 func (c *cluster) upgrade(t *testing.T, settings ...string) {
 	t.Helper()
 	c.upgradeAsIs(t, append(slices.Clone(quickly), settings...)...)
 }
 
-// upgradeAsIs is upgrade with nothing but these settings. Of an argument that comes twice the last
-// counts.
+// upgradeAsIs is upgrade with only these settings. If an argument comes twice, the last one counts.
 func (c *cluster) upgradeAsIs(t *testing.T, settings ...string) {
 	t.Helper()
 	arguments := []string{"upgrade", "--install", "virgate", chart, "--namespace", namespace, "--create-namespace"}
@@ -155,7 +152,7 @@ func (c *cluster) profiles(t *testing.T, name string, texts map[string]string) {
 	})
 }
 
-// createNamespace makes it unless it is there.
+// createNamespace makes the namespace unless it exists.
 func (c *cluster) createNamespace(t *testing.T, name string) {
 	t.Helper()
 	_, err := c.client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
@@ -217,7 +214,7 @@ func (c *cluster) apply(t *testing.T, path string) {
 	}
 }
 
-// removeObject deletes it and waits until what it owns is gone too.
+// removeObject deletes the object and waits until what it owns is gone too.
 func removeObject(t *testing.T, objects dynamic.ResourceInterface, name string) {
 	t.Helper()
 	ctx, foreground := context.WithoutCancel(t.Context()), metav1.DeletePropagationForeground
@@ -236,11 +233,11 @@ func removeObject(t *testing.T, objects dynamic.ResourceInterface, name string) 
 	}
 }
 
-// testManifest has the API server accept the static manifest and the node start
-// its pod; without a driver here it has nothing to offer.
+// testManifest checks that the API server accepts the static manifest and the node starts its pod. Without
+// a driver the pod has nothing to offer.
 func testManifest(t *testing.T, c *cluster) {
 	c.uninstall(t)
-	// Helm leaves it, and there is none if nothing was installed before.
+	// Helm leaves the namespace; it does not exist if nothing was installed before.
 	_ = c.client.CoreV1().Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{})
 	c.await(t, "the namespace to go", func() error {
 		if _, err := c.client.CoreV1().Namespaces().Get(t.Context(), namespace, metav1.GetOptions{}); err == nil {
@@ -264,8 +261,8 @@ func testManifest(t *testing.T, c *cluster) {
 	})
 }
 
-// testImageSwap runs under NVIDIA's own manifests, of which only the image is
-// replaced: its init container and its sidecar, its command, its variables.
+// testImageSwap runs NVIDIA's own manifests with only the image replaced: their init container, sidecar,
+// command and variables stay.
 func testImageSwap(t *testing.T, c *cluster) {
 	c.uninstall(t)
 	c.apply(t, "testdata/nvidia.yaml")
@@ -303,8 +300,8 @@ func testCDI(t *testing.T, c *cluster) {
 	}
 }
 
-// testLeaving takes Virgate away with all that it has left, once as the chart does on
-// each node, and once by the command, after the chart alone is gone.
+// testLeaving removes Virgate and everything it has left: once as the chart does on each node, and once by
+// the command after only the chart is gone.
 func testLeaving(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	c.profiles(t, "layout", map[string]string{"chosen": "version: v1\nflags: {migStrategy: mixed}\nmig: {manage: true, config: all-balanced}\n"})
@@ -340,7 +337,7 @@ func testLeaving(t *testing.T, c *cluster) {
 		t.Fatalf("on the node lie %q, not state, lock, sockets and specs", lies())
 	}
 	c.upgrade(t, append(partitioned, "uninstall=true")...)
-	c.await(t, "the rollout", func() error { // As kubectl rollout status does: Helm lets a DaemonSet have its maxUnavailable.
+	c.await(t, "the rollout", func() error { // As kubectl rollout status does: Helm accepts that a DaemonSet lacks its maxUnavailable.
 		set, err := c.client.AppsV1().DaemonSets(namespace).Get(t.Context(), "virgate", metav1.GetOptions{})
 		if s := set.Status; err == nil && (s.ObservedGeneration < set.Generation || s.UpdatedNumberScheduled < 1 || s.NumberAvailable < 1) {
 			err = fmt.Errorf("its status is %+v", s)
@@ -390,7 +387,7 @@ func (c *cluster) nodeIsClean(t *testing.T) {
 	}
 }
 
-// testUninstall takes the chart away while pods hold shares, and brings it back.
+// testUninstall removes the chart while pods hold shares, and installs it again.
 func testUninstall(t *testing.T, c *cluster) {
 	c.install(t, "node=sim:t4x2", fourShares)
 	all := map[string]int64{shared: 8}
@@ -404,7 +401,7 @@ func testUninstall(t *testing.T, c *cluster) {
 	began := time.Now()
 	c.uninstall(t)
 	c.report.note("helm uninstall", took(began))
-	// Written by the pod itself, which the chart's hook has ended before its right to write went.
+	// The pod itself wrote it: the chart's hook ends the pod before its right to write goes.
 	c.awaitCondition(t, v1.ConditionUnknown, "Stopped", "its GPUs are not served")
 	c.awaitAllocatable(t, map[string]int64{})
 	c.awaitServed(t, map[string]int64{})
@@ -418,8 +415,8 @@ func testUninstall(t *testing.T, c *cluster) {
 	c.fill(t, append(holders, "nowhere"), 2, 4)
 }
 
-// nothingLeft fails if of Virgate, which ran in that pod, there is a process, a
-// socket or an object in the cluster.
+// nothingLeft fails if a process, a socket or an object in the cluster is left of Virgate, which ran in
+// that pod.
 func (c *cluster) nothingLeft(t *testing.T, plugin *v1.Pod) {
 	t.Helper()
 	if left := processes(t, plugin); len(left) > 0 {
@@ -445,8 +442,8 @@ func (c *cluster) nothingLeft(t *testing.T, plugin *v1.Pod) {
 	})
 }
 
-// named are the objects of all kinds whose names begin so, as "RESOURCE/NAME", but
-// for namespaces, which Helm leaves, and events, which stay for an hour.
+// named returns the objects of all kinds whose names have the prefix, as "RESOURCE/NAME". It leaves out
+// namespaces, which Helm keeps, and events, which stay for an hour.
 func (c *cluster) named(t *testing.T, prefix string) []string {
 	t.Helper()
 	client, err := dynamic.NewForConfig(c.config)

@@ -27,7 +27,7 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// cluster is the Kubernetes of one node, with what has been installed on it.
+// cluster is a Kubernetes cluster of one node, with what has been installed on it.
 type cluster struct {
 	work, tools string
 	config      *rest.Config
@@ -35,22 +35,22 @@ type cluster struct {
 
 	apiServer, containerd, kubelet *component
 
-	// pods are those that tests have created, by name, and created their names, by the test
-	// at whose end they are removed.
+	// pods are the pods that tests have created, by name. created has their names, by the test that removes
+	// them at its end.
 	pods    map[string]*v1.Pod
 	created map[*testing.T][]string
 	report  *report
-	// restartsExpected says that the test ends Virgate itself.
+	// restartsExpected is true if the test itself ends Virgate.
 	restartsExpected bool
-	// kubeletBug lets keepKubelet start the kubelet again, and kubeletDeaths says how often it did.
+	// kubeletBug lets keepKubelet start the kubelet again; kubeletDeaths counts how often it did.
 	kubeletBug    bool
 	kubeletDeaths int
 }
 
-// errNotYet is a condition that does not hold and has nothing to say.
+// errNotYet stands for a condition that does not hold yet, without details.
 var errNotYet = errors.New("not yet")
 
-// startCluster starts all of it and stops it at the end of the test.
+// startCluster starts the cluster and stops it at the end of the test.
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{work: os.Getenv(workFolder), tools: os.Getenv(toolsFolder), pods: map[string]*v1.Pod{}, created: map[*testing.T][]string{}, report: &report{started: time.Now()}}
@@ -62,7 +62,7 @@ func startCluster(t *testing.T) *cluster {
 	return c
 }
 
-// ready says why the API server is not, the first time also making the client.
+// ready returns an error until the API server is ready. The first call also makes the client.
 func (c *cluster) ready() error {
 	if c.client == nil {
 		config, err := clientcmd.BuildConfigFromFlags("", c.path("admin.conf"))
@@ -72,7 +72,7 @@ func (c *cluster) ready() error {
 		config.QPS = -1
 		client, err := kubernetes.NewForConfig(config)
 		if err != nil {
-			return err // Its certificate is not written yet.
+			return err // The API server has not written its certificate yet.
 		}
 		c.config, c.client = config, client
 	}
@@ -104,7 +104,7 @@ func (c *cluster) component(t *testing.T, name string, command func() *exec.Cmd)
 	started := &component{name: name, log: filepath.Join(c.work, name+".log"), command: command}
 	started.start(t)
 	t.Cleanup(func() {
-		started.stop(syscall.SIGKILL) // The API server would wait a minute for those who watch.
+		started.stop(syscall.SIGKILL) // On SIGTERM, the API server would wait a minute for its watchers.
 		if t.Failed() {
 			t.Logf("%s's log ends:\n%s", name, tail(started.log))
 		}
@@ -112,7 +112,7 @@ func (c *cluster) component(t *testing.T, name string, command func() *exec.Cmd)
 	return started
 }
 
-// kubernetes is a component that this binary holds.
+// kubernetes is a component that is linked into this binary.
 func (c *cluster) kubernetes(t *testing.T, name string, arguments ...string) *component {
 	t.Helper()
 	return c.component(t, name, func() *exec.Cmd {

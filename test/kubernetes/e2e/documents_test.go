@@ -20,9 +20,9 @@ import (
 	"github.com/virgate/virgate/test/walk"
 )
 
-// testDocuments types what README.md, docs/tutorial/getting-started.md and, of docs/how-to, install.md,
-// upgrade.md and remove.md tell a new user to type, word for word but for the node's name. Docker, the
-// registry, and make's use of Go are played, and README's node has simulated GPUs.
+// testDocuments types the commands of README.md, docs/tutorial/getting-started.md and, of docs/how-to,
+// install.md, upgrade.md and remove.md, word for word but for the node's name. Docker, the registry and
+// make's use of Go are replaced by scripts, and README's node has simulated GPUs.
 func testDocuments(t *testing.T, c *cluster) {
 	c.uninstall(t)
 	c.ctr(t, "images", "tag", "docker.io/library/virgate:"+version, "docker.io/library/busybox:1.37") // It has a shell too.
@@ -50,7 +50,7 @@ func testDocuments(t *testing.T, c *cluster) {
 			})
 		},
 	})
-	// Another reader, who types again what the upgrade has typed already.
+	// Another reader types again what the upgrade has typed already.
 	c.newReader(t).read(t, "docs/how-to/remove.md", map[string]func(*testing.T){"helm uninstall": c.nodeIsClean})
 	c.label(t, "")
 	c.ctr(t, "images", "rm", "docker.io/library/virgate:"+version) // make and ctr bring it back.
@@ -68,7 +68,7 @@ func testDocuments(t *testing.T, c *cluster) {
 	})
 }
 
-// The programs that the reader has instead of the real ones, with what they play.
+// played are the scripts that the reader has instead of the real programs.
 var played = map[string]string{
 	// An image that was built and pushed is one that the node can have.
 	"docker": `case $1 in
@@ -76,7 +76,7 @@ build) while [[ $# -gt 1 ]]; do [[ $1 == --tag ]] && echo "$2" >>"$0.built"; shi
 push) grep -qxF -- "$2" "$0.built" && exec ctr -n k8s.io images tag docker.io/library/virgate:` + version + ` "$2";;
 *) exit 2;;
 esac`,
-	// Of all that make image-tar builds, the archive, which is there already.
+	// Of what make image-tar builds, only the archive, which already exists.
 	"go": `while [[ $# -gt 1 ]]; do
 case $1 in -output) output=$2;; -reference) [[ $2 == virgate:` + version + ` ]] || exit 1; ln -s "$ARCHIVE" "$output";; esac; shift
 done`,
@@ -87,14 +87,14 @@ type reader struct {
 	c           *cluster
 	top         string
 	environment []string
-	variables   string          // which the user has set
-	typed       map[string]bool // what an earlier document had is not typed again
-	running     *exec.Cmd       // in the other terminal
+	variables   string          // variables that the user has set
+	typed       map[string]bool // what an earlier document has typed already
+	running     *exec.Cmd       // running in the other terminal
 }
 
 func (c *cluster) newReader(t *testing.T) *reader {
 	t.Helper()
-	// A short path, because sockets lie below it.
+	// The path is short, because sockets lie below it.
 	top, err := os.MkdirTemp("", "top")
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +139,8 @@ func (c *cluster) ctr(t *testing.T, arguments ...string) {
 	}
 }
 
-// read types the document's commands. After each one that has the text, it looks.
+// read types the document's commands. After each command that contains a text of look, it calls that
+// function.
 func (r *reader) read(t *testing.T, document string, look map[string]func(*testing.T)) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../..", document))
@@ -172,7 +173,7 @@ func (r *reader) read(t *testing.T, document string, look map[string]func(*testi
 
 var (
 	assignment = regexp.MustCompile(`^([A-Z]+)=\S+$`)
-	// planned is what a comment says of the answer to curl.
+	// planned matches what a comment says about the answer to curl.
 	planned = regexp.MustCompile(`(\d+) (devices|healthy)`)
 )
 
@@ -218,7 +219,7 @@ func (r *reader) enter(t *testing.T, where string, command walk.Command) {
 		return nil
 	}
 	if command.Want != "" || asks {
-		r.c.await(t, where, try) // A user looks again.
+		r.c.await(t, where, try) // A user tries again.
 	} else if err := try(); err != nil {
 		t.Fatalf("%s: %v", where, err)
 	}
@@ -230,7 +231,7 @@ func (r *reader) shell(ctx context.Context, text string) *exec.Cmd {
 	return command
 }
 
-// interrupt is Ctrl-C in the other terminal.
+// interrupt presses Ctrl-C in the other terminal.
 func (r *reader) interrupt(t *testing.T) {
 	t.Helper()
 	if r.running == nil {

@@ -31,8 +31,8 @@ const (
 	draClass = "virgate-gpu.nvidia.com"
 )
 
-// testDRA moves two shared GPUs from the device plugin to DRA and back under running pods, and
-// has pods get shares by claims and by the old name.
+// testDRA moves two shared GPUs from the device plugin to DRA and back while pods run, and starts pods that
+// get shares by claims and by the old name.
 func testDRA(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	byDRA := replicas("4") + "dra: {resources: all}\n"
@@ -80,7 +80,7 @@ func testDRA(t *testing.T, c *cluster) {
 		t.Errorf("a fifth share of %q", a)
 	}
 
-	// Without a plugin for a while: what runs stays, and the next pod waits for it.
+	// Virgate is away for a while: running pods stay, and the next pod waits for it.
 	c.expectRestarts(t)
 	before := c.plugin(t)
 	if err := syscall.Kill(processes(t, before)[0], syscall.SIGKILL); err != nil {
@@ -88,7 +88,7 @@ func testDRA(t *testing.T, c *cluster) {
 	}
 	c.runClaim(t, "after", "")
 
-	// A kubelet that starts takes the slices away.
+	// A kubelet that starts deletes the slices.
 	c.kubelet.stop(syscall.SIGTERM)
 	c.kubelet.start(t)
 	c.awaitSlices(t, "one one")
@@ -99,7 +99,7 @@ func testDRA(t *testing.T, c *cluster) {
 		}
 	}
 
-	// Another way of sharing: what is held keeps its way, what is free gets the new one.
+	// The mode changes: held devices keep theirs, free ones get the new one.
 	c.label(t, "whole")
 	c.awaitSlices(t, "leaving leaving one one")
 	c.createClaim(t, "whole", sharedBy("exclusive"), 1) // The scheduler may still have the old slices.
@@ -111,7 +111,7 @@ func testDRA(t *testing.T, c *cluster) {
 	c.remove(t, "by-claim", "by-name", "fourth")
 	c.label(t, "dra")
 	c.awaitSlices(t, "one one")
-	c.runClaim(t, "shares-again", sharedBy("time-slicing")) // The scheduler has the new slices: it gives no whole GPU away.
+	c.runClaim(t, "shares-again", sharedBy("time-slicing")) // The scheduler has the new slices, so it gives no whole GPU away.
 	c.remove(t, "shares-again")
 	c.runClaimExamples(t)
 
@@ -130,8 +130,8 @@ func sharedBy(mode string) string {
 	return fmt.Sprintf("device.attributes[%q].sharing == %q", draDriver, mode)
 }
 
-// awaitSlices waits for the node's devices: a word for each, "one" for one that is offered,
-// "leaving" for one that is held and was. It returns their names.
+// awaitSlices waits for the node's devices, one word each: "one" for an offered device, "leaving" for one
+// that is held and no longer offered. It returns their names.
 func (c *cluster) awaitSlices(t *testing.T, want string) (names []string) {
 	t.Helper()
 	c.await(t, "ResourceSlices with "+want, func() error {
@@ -159,7 +159,7 @@ func (c *cluster) awaitSlices(t *testing.T, want string) (names []string) {
 	return names
 }
 
-// createClaim makes a claim for so many devices, and a pod that wants it.
+// createClaim makes a claim for that many devices, and a pod that uses it.
 func (c *cluster) createClaim(t *testing.T, name, expression string, count int64) {
 	t.Helper()
 	request := resourceapi.ExactDeviceRequest{DeviceClassName: draClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
@@ -169,7 +169,7 @@ func (c *cluster) createClaim(t *testing.T, name, expression string, count int64
 	c.requestClaim(t, name, request)
 }
 
-// requestClaim makes a claim with this request, and a pod that wants it.
+// requestClaim makes a claim with this request, and a pod that uses it.
 func (c *cluster) requestClaim(t *testing.T, name string, request resourceapi.ExactDeviceRequest) {
 	t.Helper()
 	claims := c.client.ResourceV1().ResourceClaims(workspace)
@@ -180,7 +180,7 @@ func (c *cluster) requestClaim(t *testing.T, name string, request resourceapi.Ex
 	if _, err := claims.Create(t.Context(), claim, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // Cleanups run from the last, so the pod is gone.
+	t.Cleanup(func() { // Cleanups run in reverse order, so the pod is gone.
 		if err := claims.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
@@ -194,14 +194,14 @@ func (c *cluster) requestClaim(t *testing.T, name string, request resourceapi.Ex
 	c.create(t, with)
 }
 
-// runClaim is createClaim for one share, and waits until the pod runs.
+// runClaim calls createClaim for one share, and waits until the pod runs.
 func (c *cluster) runClaim(t *testing.T, name, expression string) {
 	t.Helper()
 	c.createClaim(t, name, expression, 1)
 	c.awaitPhase(t, name, v1.PodRunning)
 }
 
-// runClaimExamples runs what deployments/examples/claims.yaml has, with the tests' image.
+// runClaimExamples runs the pods of deployments/examples/claims.yaml with the tests' image.
 func (c *cluster) runClaimExamples(t *testing.T) {
 	t.Helper()
 	data, err := os.ReadFile("../../../deployments/examples/claims.yaml")
@@ -280,13 +280,13 @@ func (c *cluster) awaitUnschedulable(t *testing.T, name string) {
 	})
 }
 
-// gpuNodes are the device nodes of GPUs that the pod's container has.
+// gpuNodes are the GPU device nodes in the pod's container.
 func (c *cluster) gpuNodes(t *testing.T, name string) []string {
 	t.Helper()
 	return gpuNodesIn(c.printed(t, name))
 }
 
-// gpuNodesIn are those among what a container has printed.
+// gpuNodesIn returns the GPU device nodes among the lines that a container has printed.
 func gpuNodesIn(lines []string) []string {
 	return slices.DeleteFunc(slices.Clone(lines), func(line string) bool {
 		number, ok := strings.CutPrefix(line, "device /dev/nvidia")
@@ -294,28 +294,28 @@ func gpuNodesIn(lines []string) []string {
 	})
 }
 
-// testDRAMPS has pods get shares of GPUs by MPS: one by the old name, two of one GPU by a claim,
-// each with its limits; and a pod of the device plugin keeps its share meanwhile.
+// testDRAMPS gives pods shares of GPUs by MPS, each with its limits: one by the old name, two of one GPU by
+// a claim. A pod of the device plugin keeps its share meanwhile.
 func testDRAMPS(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	const byPlugin = "version: v1\nsharing: {mps: {failRequestsGreaterThanOne: false, resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
 	c.profiles(t, "dra-mps", map[string]string{"plugin": byPlugin, "dra": byPlugin + "dra: {resources: all}\n"})
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "plugin")
-	t.Cleanup(func() { // After the chart is gone, with whom its daemons go.
+	t.Cleanup(func() { // After the chart and its daemons are gone.
 		c.uninstall(t)
 		removeMPSRoot(t)
 	})
 	c.install(t, "node=sim:t4x2", "config.name=dra-mps", "mps.enabled=true", "nvidiaDriverRoot="+c.mpsDriver(t), "dra.enabled=true", "dra.resources={"+shared+"}", "--cdi-dir=/var/run/cdi")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
-	c.awaitProfile(t, "plugin", "applied") // The part before may have offered as many devices.
+	c.awaitProfile(t, "plugin", "applied") // The previous part may have offered as many devices.
 	c.run(t, pod("by-plugin", shared, 1))
 	before := c.podStates(t, []string{"by-plugin"})
 	units := c.mpsUnits(t)
 	other := units[slices.IndexFunc(units, func(unit string) bool { return unit != before["by-plugin"].GPU })]
 	c.label(t, "dra")
 	c.awaitSlices(t, "one") // The other GPU has a pod of the plugin.
-	// Until the node offers no device by the plugin, the scheduler may give a pod one of these.
+	// As long as the node offers a device by the plugin, the scheduler may give a pod one of these.
 	c.awaitAllocatable(t, map[string]int64{})
 	c.requestClaim(t, "two", resourceapi.ExactDeviceRequest{
 		DeviceClassName: draClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
@@ -334,7 +334,7 @@ func testDRAMPS(t *testing.T, c *cluster) {
 	c.claimsShares(t, "waits", other, 1)
 }
 
-// claimsShares checks what a pod has printed that has so many of a GPU's four shares by a claim.
+// claimsShares checks the output of a pod that has this number of a GPU's four shares by a claim.
 func (c *cluster) claimsShares(t *testing.T, name, gpu string, shares int) {
 	t.Helper()
 	lines := c.printed(t, name)
@@ -353,8 +353,8 @@ func (c *cluster) claimsShares(t *testing.T, name, gpu string, shares int) {
 	}
 }
 
-// testNVIDIANames has a claim that was made for NVIDIA's DRA driver, and a pod that asks by the old
-// name, get shares from Virgate under the name of that driver.
+// testNVIDIANames checks that a claim made for NVIDIA's DRA driver and a pod that asks by the old name get
+// shares from Virgate under that driver's name.
 func testNVIDIANames(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	c.profiles(t, "nvidia-names", map[string]string{"plugin": replicas("4"), "dra": replicas("4") + "dra: {resources: all}\n"})
@@ -380,9 +380,9 @@ func testNVIDIANames(t *testing.T, c *cluster) {
 	}
 }
 
-// testDRAPartitions has pods divide a GPU: by claims and by the old names they get partitions that
-// did not exist, what is idle makes room for others, and the whole GPU is given when nobody has a
-// part of it.
+// testDRAPartitions has pods partition a GPU. By claims and by the old names they get partitions that did
+// not exist, idle partitions make room for others, and the whole GPU is given out when no pod has a part of
+// it.
 func testDRAPartitions(t *testing.T, c *cluster) {
 	const small, large, whole = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", "nvidia.com/gpu"
 	c.createNamespace(t, namespace)
@@ -435,5 +435,5 @@ func testDRAPartitions(t *testing.T, c *cluster) {
 	c.run(t, pod("again", small, 1))
 	c.label(t, "plugin")
 	c.remove(t, "again")
-	c.awaitAllocatable(t, map[string]int64{small: 1}) // What is there is the device plugin's.
+	c.awaitAllocatable(t, map[string]int64{small: 1}) // The one that exists is the device plugin's.
 }

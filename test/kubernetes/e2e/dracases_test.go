@@ -22,8 +22,8 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// testDRACases has what else users of claims and of the old name do: pods of several containers, a
-// quota, another driver's DeviceClass that has the same name, and claims that come at once in an update.
+// testDRACases covers other uses of claims and of the old name: pods of several containers, a quota,
+// another driver's DeviceClass of the same name, and many claims during an update.
 func testDRACases(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	c.profiles(t, "dra-cases", map[string]string{"dra": replicas("16") + "dra: {resources: all}\n"})
@@ -49,8 +49,8 @@ func testDRACases(t *testing.T, c *cluster) {
 	c.awaitSeries(t, c.plugin(t), "virgate_claims", "0")
 }
 
-// severalContainers runs a pod of four containers with shares by the old name: one that ends before
-// the others start, a sidecar, and two more, of which one asks for two GPUs.
+// severalContainers runs a pod of four containers with shares by the old name: one that ends before the
+// others start, a sidecar, and two more; one of these asks for two GPUs.
 func (c *cluster) severalContainers(t *testing.T) {
 	t.Helper()
 	of := func(name string, count int64) v1.Container {
@@ -73,7 +73,7 @@ func (c *cluster) severalContainers(t *testing.T) {
 	c.remove(t, several.Name)
 }
 
-// claimQuota has a quota of the old name count both claims and pods that ask by it.
+// claimQuota checks that a quota of the old name counts both claims and pods that ask by it.
 func (c *cluster) claimQuota(t *testing.T) {
 	t.Helper()
 	quotas := c.client.CoreV1().ResourceQuotas(workspace)
@@ -122,8 +122,8 @@ func (c *cluster) claimQuota(t *testing.T) {
 	remove()
 }
 
-// foreignClass has another driver's DeviceClass take the old name, as the newer of two does, and
-// leave again. The scheduler forgets the name with it: an update of the chart's class brings it back.
+// foreignClass has another driver's DeviceClass take the old name, as the newer of two classes does, and
+// leave again. The scheduler then forgets the name; an update of the chart's class brings it back.
 func (c *cluster) foreignClass(t *testing.T) {
 	t.Helper()
 	c.run(t, pod("before-class", shared, 1))
@@ -156,7 +156,7 @@ func (c *cluster) foreignClass(t *testing.T) {
 	c.remove(t, "before-class", "by-foreign-class", "beside-foreign-class")
 }
 
-// claimsAtOnce has many pods with claims come at once while another version of Virgate takes over.
+// claimsAtOnce creates many pods with claims at once while another version of Virgate takes over.
 func (c *cluster) claimsAtOnce(t *testing.T, settings []string) {
 	t.Helper()
 	c.claimTemplate(t, "update", "true")
@@ -183,8 +183,8 @@ func (c *cluster) claimsAtOnce(t *testing.T, settings []string) {
 	c.remove(t, names...)
 }
 
-// testDRAReboot has the machine go down under pods that have partitions made for their claims: the
-// processes, the partitions and what is in /run are gone. Each pod gets its partition made again.
+// testDRAReboot simulates a reboot under pods that have partitions made for their claims: the processes,
+// the partitions and the contents of /run are gone. Each pod gets its partition made again.
 func testDRAReboot(t *testing.T, c *cluster) {
 	c.expectRestarts(t)
 	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
@@ -238,7 +238,7 @@ func testDRAReboot(t *testing.T, c *cluster) {
 	c.awaitSeries(t, c.plugin(t), "virgate_claims", "0")
 }
 
-// claimedDevice is the device of the claim that was made for the pod.
+// claimedDevice returns the device of the claim that was made for the pod.
 func (c *cluster) claimedDevice(t *testing.T, name string) (device string) {
 	t.Helper()
 	got, err := c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{})
@@ -255,7 +255,7 @@ func (c *cluster) claimedDevice(t *testing.T, name string) (device string) {
 	return claim.Status.Allocation.Devices.Results[0].Device
 }
 
-// killContainers kills every process of the cluster's containers, their sandboxes' too.
+// killContainers kills every process of the cluster's containers and sandboxes.
 func (c *cluster) killContainers(t *testing.T) {
 	t.Helper()
 	c.await(t, "no process in a container", func() error {

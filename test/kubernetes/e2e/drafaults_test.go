@@ -22,9 +22,9 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// testDRAFaults breaks what claims depend on, one thing after the other: a GPU, the API server,
-// the kubelet, Virgate, the Node object, and the order in which a device changes hands. Pods that
-// run are to see nothing of it, and the next ones to come to run.
+// testDRAFaults breaks what claims depend on, one after the other: a GPU, the API server, the kubelet,
+// Virgate, the Node object, and the order in which a device changes hands. Running pods must not notice,
+// and the next ones must start.
 func testDRAFaults(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	whole := "version: v1\ndra: {resources: all}\n"
@@ -69,12 +69,12 @@ func testDRAFaults(t *testing.T, c *cluster) {
 	c.lateClaim(t, devices[0])
 }
 
-// otherShares has fewer shares than are held, then more: who has one keeps it, and nobody gets one
-// beyond the number.
+// otherShares offers fewer shares than are held, then more: each holder keeps its share, and no pod gets
+// one beyond the number.
 func (c *cluster) otherShares(t *testing.T, holders map[string]podState) {
 	t.Helper()
 	byDRA := "dra: {resources: all}\n"
-	of := func(number int) string { // So that the scheduler goes by the slices with that number.
+	of := func(number int) string { // A selector, so that the scheduler goes by the slices with that number.
 		return fmt.Sprintf("device.capacity[%q].shares.compareTo(quantity(%q)) == 0", draDriver, fmt.Sprint(number))
 	}
 	c.editProfile(t, "dra-faults", "dra", replicas("2")+byDRA)
@@ -94,8 +94,8 @@ func (c *cluster) otherShares(t *testing.T, holders map[string]podState) {
 	c.remove(t, "of-four")
 }
 
-// faultyGPU has a GPU with holders fail and recover. The fault is one write, and the status of pods
-// with claims says why; of pods by the old name the kubelet does not say it.
+// faultyGPU has a GPU with holders fail and recover. The fault costs one write, and the status of pods with
+// claims gives the reason; the kubelet gives none for pods by the old name.
 func (c *cluster) faultyGPU(t *testing.T, _ map[string]podState) {
 	t.Helper()
 	plugin, writes := c.plugin(t), c.sliceWrites(t)
@@ -124,7 +124,7 @@ func (c *cluster) faultyGPU(t *testing.T, _ map[string]podState) {
 	c.remove(t, "beside-fault")
 }
 
-// claimsWithoutAPI has a GPU fail and recover while nobody can be told.
+// claimsWithoutAPI has a GPU fail and recover while the API server is away.
 func (c *cluster) claimsWithoutAPI(t *testing.T, _ map[string]podState) {
 	t.Helper()
 	plugin := c.plugin(t)
@@ -141,7 +141,7 @@ func (c *cluster) claimsWithoutAPI(t *testing.T, _ map[string]podState) {
 	c.remove(t, "after-api")
 }
 
-// claimsWithoutKubelet kills the kubelet. While it is away a pod comes and another is deleted.
+// claimsWithoutKubelet kills the kubelet. While it is away, one pod is created and another deleted.
 func (c *cluster) claimsWithoutKubelet(t *testing.T, _ map[string]podState) {
 	t.Helper()
 	c.runClaim(t, "leaves-meanwhile", "")
@@ -167,8 +167,8 @@ func (c *cluster) claimsWithoutKubelet(t *testing.T, _ map[string]podState) {
 	c.remove(t, "comes-meanwhile")
 }
 
-// claimsInUpdate starts one pod after the other while another version takes over and back, and
-// Virgate is killed: each runs, and the slices stay as they are.
+// claimsInUpdate starts one pod after the other while another version takes over and back, and Virgate is
+// killed. Each pod runs, and the slices stay as they are.
 func (c *cluster) claimsInUpdate(t *testing.T, settings []string) {
 	t.Helper()
 	before := c.sliceWrites(t)
@@ -196,7 +196,7 @@ func (c *cluster) claimsInUpdate(t *testing.T, settings []string) {
 	c.report.note("dra faults: pods with claims that came and went in two updates and a kill", fmt.Sprint(count))
 }
 
-// claimsInTurn runs one pod after the other until the context ends; the last one is waited for.
+// claimsInTurn runs one pod after the other until the context ends, and waits for the last one.
 func (c *cluster) claimsInTurn(ctx context.Context, template string) (count int, err error) {
 	pods := c.client.CoreV1().Pods(workspace)
 	background, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*await.Patience)
@@ -231,7 +231,7 @@ func (c *cluster) claimsInTurn(ctx context.Context, template string) (count int,
 	return count, nil
 }
 
-// nodeAgain has the kubelet make its Node anew: the slices become those of the new one.
+// nodeAgain has the kubelet create its Node anew: the slices become the new Node's.
 func (c *cluster) nodeAgain(t *testing.T, _ map[string]podState) {
 	t.Helper()
 	c.kubelet.stop(syscall.SIGTERM)
@@ -259,8 +259,8 @@ func (c *cluster) nodeAgain(t *testing.T, _ map[string]podState) {
 	c.remove(t, "after-node")
 }
 
-// forcedDeletion takes a pod out of the API while its container still runs and cannot end. Its
-// GPU is given to the next claim, which gets it only when the container is gone.
+// forcedDeletion deletes a pod from the API while its container still runs and cannot end. The next claim
+// is allocated its GPU, but gets it only when the container is gone.
 func (c *cluster) forcedDeletion(t *testing.T) {
 	t.Helper()
 	began := time.Now()
@@ -282,7 +282,7 @@ func (c *cluster) forcedDeletion(t *testing.T) {
 	}
 	c.createClaim(t, "after-forced", exclusive, 1)
 	c.awaitPrepareFailed(t, "after-forced", "forced")
-	if err := syscall.Kill(process, syscall.SIGCONT); err != nil { // It has been told to end by now.
+	if err := syscall.Kill(process, syscall.SIGCONT); err != nil { // By now the process has received its signal to end.
 		t.Fatal(err)
 	}
 	c.awaitPhase(t, "after-forced", v1.PodRunning)
@@ -297,8 +297,8 @@ func (c *cluster) forcedDeletion(t *testing.T) {
 	c.report.note("dra faults: pod deleted by force", took(began))
 }
 
-// lateClaim is given a device by a scheduler that has not heard that it is the device plugin's,
-// and that a pod has it.
+// lateClaim is allocated a device by a scheduler that does not know yet that the device is the device
+// plugin's and held by a pod.
 func (c *cluster) lateClaim(t *testing.T, device string) {
 	t.Helper()
 	began := time.Now()
@@ -351,7 +351,7 @@ func (c *cluster) lateClaim(t *testing.T, device string) {
 		t.Errorf("a late claim has %q", got)
 	}
 	c.remove(t, late.Name)
-	// What is allocated by hand is not taken back by a controller.
+	// No controller takes back what was allocated by hand.
 	if err := claims.Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -360,7 +360,7 @@ func (c *cluster) lateClaim(t *testing.T, device string) {
 	c.report.note("dra faults: late claim", took(began))
 }
 
-// claimTemplate is one for a device, for claimPod.
+// claimTemplate creates a template of claims for one device, for claimPod.
 func (c *cluster) claimTemplate(t *testing.T, name, expression string) {
 	t.Helper()
 	templates := c.client.ResourceV1().ResourceClaimTemplates(workspace)
@@ -380,7 +380,7 @@ func (c *cluster) claimTemplate(t *testing.T, name, expression string) {
 	t.Cleanup(func() { _ = templates.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}) })
 }
 
-// claimPod has a claim of its own by the template.
+// claimPod returns a pod with its own claim by the template.
 func claimPod(name, template string) *v1.Pod {
 	with := pod(name, shared, 1)
 	with.Spec.ResourceClaims = []v1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: &template}}
@@ -391,7 +391,7 @@ func claimPod(name, template string) *v1.Pod {
 	return with
 }
 
-// slices are the node's.
+// slices returns the node's ResourceSlices.
 func (c *cluster) slices(t *testing.T) ([]resourceapi.ResourceSlice, error) {
 	t.Helper()
 	list, err := c.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + draDriver})
@@ -404,7 +404,7 @@ func (c *cluster) slices(t *testing.T) ([]resourceapi.ResourceSlice, error) {
 	return list.Items, nil
 }
 
-// sliceWrites are the slices' generations, which each write of another spec raises by one, by UID.
+// sliceWrites returns the slices' generations by UID; each write of a changed spec raises one.
 func (c *cluster) sliceWrites(t *testing.T) map[types.UID]int64 {
 	t.Helper()
 	list, err := c.slices(t)
@@ -418,7 +418,7 @@ func (c *cluster) sliceWrites(t *testing.T) map[types.UID]int64 {
 	return generations
 }
 
-// sliceUIDs are those of the slices that there are; none for none.
+// sliceUIDs returns the UIDs of the existing slices.
 func (c *cluster) sliceUIDs(t *testing.T) (uids []types.UID) {
 	t.Helper()
 	list, _ := c.slices(t)
@@ -428,7 +428,7 @@ func (c *cluster) sliceUIDs(t *testing.T) (uids []types.UID) {
 	return uids
 }
 
-// awaitClaimHealth waits until each pod's status says that of its claim's device, and why.
+// awaitClaimHealth waits until each pod's status gives this health of its claim's device, and the reason.
 func (c *cluster) awaitClaimHealth(t *testing.T, names []string, want v1.ResourceHealthStatus, why string) {
 	t.Helper()
 	for _, name := range names {
@@ -457,8 +457,8 @@ func (c *cluster) awaitClaimHealth(t *testing.T, names []string, want v1.Resourc
 	}
 }
 
-// awaitPrepareFailed waits until an event of the pod says that a device of its claim is not given,
-// and who is in the way.
+// awaitPrepareFailed waits until an event of the pod says that a device of its claim is not given, and
+// names the holder.
 func (c *cluster) awaitPrepareFailed(t *testing.T, name, holder string) {
 	t.Helper()
 	c.await(t, fmt.Sprintf("an event of pod %s that names %s", name, holder), func() error {

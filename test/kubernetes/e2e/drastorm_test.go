@@ -21,7 +21,7 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// The storm by claims and by name: so many pods, and at most so many at once.
+// draStormPods is the number of pods in the storm by claims and by name.
 var draStormPods = repeat.Times(60, 200)
 
 const (
@@ -36,14 +36,14 @@ const (
 	byWhole
 )
 
-// draStorm has pods come by the old name, by claims of shares and by claims of whole GPUs, while
-// the profile goes between the device plugin, shares by DRA and whole GPUs by DRA.
+// draStorm creates pods by the old name, by claims of shares and by claims of whole GPUs, while the profile
+// changes between the device plugin, shares by DRA and whole GPUs by DRA.
 type draStorm struct {
 	c      *cluster
 	random *rand.Rand
 	ledger *ledger
 
-	pods                     map[string]*stormPod // Those that there are.
+	pods                     map[string]*stormPod // Those that exist.
 	made, ran, refused, flip int
 	lastRan, flipped         time.Time
 	profile, unhealthy       string
@@ -53,13 +53,13 @@ type stormPod struct {
 	kind    int
 	leaves  time.Time // Zero until it has run.
 	deleted bool
-	// deaths is how often the kubelet had died when the pod was made.
+	// deaths counts how often the kubelet had died before the pod was made.
 	deaths int
 }
 
-// testDRAStorm judges by what the containers really have: no GPU is given by both ways, none
-// whole beside another, and none more often than it has shares. In the end every claim got its
-// device and gave it back.
+// testDRAStorm judges by what the containers really have: no GPU is given by both ways, none whole beside
+// another holder, and none more often than it has shares. In the end every claim got its device and gave it
+// back.
 func testDRAStorm(t *testing.T, c *cluster) {
 	c.kubeletBug = true
 	t.Cleanup(func() { c.kubeletBug = false })
@@ -87,7 +87,7 @@ func testDRAStorm(t *testing.T, c *cluster) {
 
 	s.heal(t)
 	c.label(t, "dra")
-	for name, pod := range s.pods { // For these there would have to be whole GPUs again.
+	for name, pod := range s.pods { // These would need whole GPUs again.
 		if pod.kind == byWhole && pod.leaves.IsZero() {
 			s.delete(t, name)
 		}
@@ -132,7 +132,7 @@ func (s *draStorm) blow(t *testing.T) {
 			s.add(t)
 			nextPod = now.Add(s.between(0, 600*time.Millisecond))
 		}
-		// Where nothing can run by a profile, the next one follows all the same.
+		// If nothing can run by a profile, the next one follows all the same.
 		if now.After(nextFlip) && (s.lastRan.After(s.flipped) || now.Sub(s.flipped) > 20*time.Second) {
 			others := slices.DeleteFunc([]string{"plugin", "dra", "whole"}, func(name string) bool { return name == s.profile })
 			s.profile = others[s.random.IntN(len(others))]
@@ -180,7 +180,7 @@ func (s *draStorm) add(t *testing.T) {
 	s.pods[name] = &stormPod{kind: kind, deaths: s.c.kubeletDeaths}
 }
 
-// look takes in what has become of the pods and claims, and deletes pods that have run for a while.
+// look reads the state of the pods and claims, and deletes pods that have run for a while.
 func (s *draStorm) look(t *testing.T) {
 	t.Helper()
 	if err := s.c.keepKubelet(t); err != nil {
@@ -215,8 +215,8 @@ func (s *draStorm) look(t *testing.T) {
 			t.Fatalf("pod %s is gone", name)
 		case pod.deleted:
 		case got.Status.Phase == v1.PodFailed:
-			// By the kubelet, or by Virgate for a GPU that has just failed or changed its mode. A container
-			// that was being started when the kubelet died has failed without a reason.
+			// Refused by the kubelet, or by Virgate for a GPU that has just failed or changed its mode. A
+			// container that was being started when the kubelet died has failed without a reason.
 			interrupted := got.Status.Reason == "" && s.c.kubeletDeaths > pod.deaths
 			if s.refused++; !interrupted && got.Status.Reason != unexpectedAdmission && !strings.HasPrefix(got.Status.Reason, outOf) {
 				t.Errorf("pod %s failed: %s: %s", name, got.Status.Reason, got.Status.Message)
@@ -239,13 +239,13 @@ func (s *draStorm) delete(t *testing.T, name string) {
 	s.pods[name].deleted = true
 }
 
-// ledger is who really had which GPU at the same time: by the processes in the containers, the
-// device nodes that they have, and what they were told.
+// ledger records which pods really had which GPU at the same time, by the processes in the containers,
+// their device nodes and their environment.
 type ledger struct {
 	gpus map[string]string // By UUID: the number of the device node.
 
 	mu      sync.Mutex
-	devices map[string]string            // By pod: what the scheduler gave its claim.
+	devices map[string]string            // By pod: the device that the scheduler allocated to its claim.
 	seen    map[string]map[string]holder // By the GPU and the names.
 	samples int
 }
@@ -256,7 +256,7 @@ type holder struct {
 	claim             bool
 }
 
-// newLedger learns which device node is whose from the CDI specs that the runtime reads, which
+// newLedger learns which device node belongs to which GPU from the CDI specs that the runtime reads. They
 // are written when claims are served.
 func newLedger(t *testing.T, c *cluster) *ledger {
 	t.Helper()
@@ -301,7 +301,7 @@ func (l *ledger) allocated(pod, device string) {
 	l.devices[pod] = device
 }
 
-// follow looks until the context ends.
+// follow takes samples until the context ends.
 func (l *ledger) follow(ctx context.Context) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -315,8 +315,8 @@ func (l *ledger) follow(ctx context.Context) {
 	}
 }
 
-// sample notes who has each GPU. Of those that it found one after the other, the first may have
-// ended before the last began: only who is still there after all were found was there with them.
+// sample notes the holders of each GPU. It finds them one after the other, so the first may have ended
+// before the last began: only those that still exist after all were found were there together.
 func (l *ledger) sample() {
 	folders, _ := filepath.Glob("/proc/[0-9]*")
 	byGPU := map[string]map[string]holder{}
@@ -337,7 +337,7 @@ func (l *ledger) sample() {
 	}
 }
 
-// holders are the GPUs that the process has, if it is of a container of the storm.
+// holders returns the GPUs that the process has, if it belongs to a container of the storm.
 func (l *ledger) holders(process string) (all []holder) {
 	environment, err := os.ReadFile(filepath.Join(process, "environ"))
 	if err != nil {
@@ -368,7 +368,7 @@ func (l *ledger) holders(process string) (all []holder) {
 	return all
 }
 
-// judge holds what was seen together against what may be.
+// judge checks what was seen together.
 func (l *ledger) judge(t *testing.T) {
 	t.Helper()
 	l.mu.Lock()

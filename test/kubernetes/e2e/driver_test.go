@@ -12,9 +12,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// testDriverReplaced upgrades a driver whose container mounts its root below /run/nvidia, as the GPU Operator's: it is
-// unmounted lazily while the chart's containers have it, another module is loaded, and another root is mounted. Then a
-// module comes whose libraries are missing.
+// testDriverReplaced upgrades a driver whose container mounts its root below /run/nvidia, as the GPU
+// Operator's does. The root is unmounted lazily while the chart's containers have it, another module is
+// loaded, and another root is mounted. Then a module without its libraries is loaded.
 func testDriverReplaced(t *testing.T, c *cluster) {
 	const version = "module-of-the-driver/version" // In the place of /sys/module/nvidia/version.
 	library := fmt.Sprintf("-DMODULE=%q", "/module/version")
@@ -35,7 +35,7 @@ func testDriverReplaced(t *testing.T, c *cluster) {
 			t.Error(err)
 		}
 	}
-	t.Cleanup(func() { // The containers have them.
+	t.Cleanup(func() { // The containers have the mounts.
 		c.uninstall(t)
 		unmount()
 		removeMPSRoot(t)
@@ -81,7 +81,7 @@ func testDriverReplaced(t *testing.T, c *cluster) {
 	c.serves(t, serves)
 }
 
-// awaitEnd waits until a container of the pod has ended, and an earlier one has said these words.
+// awaitEnd waits until a container of the pod has ended and its previous run has logged these words.
 func (c *cluster) awaitEnd(t *testing.T, pod *v1.Pod, container, words string) {
 	t.Helper()
 	c.await(t, container+" to end and to say why", func() error {

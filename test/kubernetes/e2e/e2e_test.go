@@ -18,7 +18,8 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// role says what a process of this binary is; without it, the test that a user started.
+// role is the variable with the role of a process of this binary; without it, the process is the test that
+// a user started.
 const role = "VIRGATE_E2E_ROLE"
 
 // The roles besides Kubernetes' components.
@@ -60,8 +61,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// TestKubernetes plays everything on one cluster, as starting it takes longest.
-// Each part says what it needs installed.
+// TestKubernetes runs all parts on one cluster, because starting it takes longest. Each part says what it
+// needs installed.
 func TestKubernetes(t *testing.T) {
 	if os.Getenv(role) != asTest {
 		t.Skip(unable())
@@ -164,13 +165,13 @@ func chosenShard(text string) (int, error) {
 	return shard, nil
 }
 
-// report is what the run took, as a Markdown table.
+// report lists how long the run took, as a Markdown table.
 type report struct {
 	started time.Time
 	rows    []string
 }
 
-// step plays it and notes the time.
+// step runs play and notes the time.
 func (r *report) step(name string, play func()) {
 	began := time.Now()
 	play()

@@ -15,10 +15,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// testFeatureLabels follows the labels through profiles, has pods choose the node by them, and
-// tries what else their rights allow; then it sends them through node feature discovery.
+// testFeatureLabels follows the labels through profiles, checks that pods can choose the node by them, and
+// tries what else Virgate's rights allow. Then it sends them through node feature discovery.
 func testFeatureLabels(t *testing.T, c *cluster) {
-	const byNode = "nvidia.com/gpu.present" // The node has it by itself. It must stay: the chart looks for it.
+	const byNode = "nvidia.com/gpu.present" // Set by the test's node, not by Virgate. It must stay: the chart looks for it.
 	t.Cleanup(func() { c.withoutFeatures(t) })
 	c.install(t, "node=sim:dgx-a100", "featureLabels.enabled=true")
 	c.awaitFeatures(t, map[string]string{
@@ -30,7 +30,7 @@ func testFeatureLabels(t *testing.T, c *cluster) {
 		c.label(t, "time-slicing-4-renamed")
 		defer c.label(t, "")
 		c.awaitProfile(t, "time-slicing-4-renamed", "applied")
-		node := c.node(t) // Whoever sees the profile sees its labels.
+		node := c.node(t) // A client that sees the profile also sees its labels.
 		for name, want := range map[string]string{"gpu.replicas": "4", "gpu.shared.count": "8", byNode[len("nvidia.com/"):]: "true"} {
 			if got := node.Labels["nvidia.com/"+name]; got != want {
 				t.Errorf("%s is %q, want %q", name, got, want)
@@ -60,7 +60,7 @@ func testFeatureLabels(t *testing.T, c *cluster) {
 	t.Run("object", c.writesNodeFeature)
 }
 
-// withoutFeatures installs Virgate without the labels, and takes away what it has written.
+// withoutFeatures installs Virgate without the labels, and removes those it has written.
 func (c *cluster) withoutFeatures(t *testing.T) {
 	t.Helper()
 	if t.Context().Err() == nil {
@@ -79,7 +79,7 @@ func (c *cluster) withoutFeatures(t *testing.T) {
 	c.setLabels(t, "", left)
 }
 
-// awaitFeatures waits until the Node has these labels of nvidia.com, none for "".
+// awaitFeatures waits until the Node has these labels of nvidia.com; "" means none.
 func (c *cluster) awaitFeatures(t *testing.T, want map[string]string) {
 	t.Helper()
 	c.await(t, fmt.Sprintf("labels %v", want), func() error {
@@ -93,8 +93,8 @@ func (c *cluster) awaitFeatures(t *testing.T, want map[string]string) {
 	})
 }
 
-// choosesNode runs the example of a pod that chooses a node by its GPUs, and one that asks for
-// more memory than there is.
+// choosesNode runs the example of a pod that chooses a node by its GPUs, and one that asks for more memory
+// than any GPU has.
 func (c *cluster) choosesNode(t *testing.T) {
 	text, err := os.ReadFile("../../../deployments/examples/gpu-by-memory.yaml")
 	if err != nil {
@@ -127,7 +127,7 @@ func (c *cluster) choosesNode(t *testing.T) {
 	})
 }
 
-// writesFeatureFile has the labels written where NFD's worker would read them.
+// writesFeatureFile has Virgate write the labels where NFD's worker would read them.
 func (c *cluster) writesFeatureFile(t *testing.T) {
 	const folder = "/etc/kubernetes/node-feature-discovery"
 	if _, err := os.Stat(folder); err == nil {
@@ -135,7 +135,7 @@ func (c *cluster) writesFeatureFile(t *testing.T) {
 	}
 	t.Cleanup(func() {
 		c.uninstall(t)
-		// The folder above it, if it was not there, is empty then.
+		// If this test made the folder above, it is empty now.
 		_ = os.RemoveAll(folder)
 		_ = os.Remove(filepath.Dir(folder))
 	})
@@ -152,7 +152,7 @@ func (c *cluster) writesFeatureFile(t *testing.T) {
 	}
 }
 
-// writesNodeFeature has the labels written to NFD's object, which belongs to Virgate's pod and
+// writesNodeFeature has Virgate write the labels to NFD's object, which belongs to Virgate's pod and
 // DaemonSet, and tries to write another node's.
 func (c *cluster) writesNodeFeature(t *testing.T) {
 	c.uninstall(t)
@@ -187,7 +187,7 @@ func (c *cluster) writesNodeFeature(t *testing.T) {
 // nodeFeatures begins the paths of NFD's objects, before the namespace.
 const nodeFeatures = "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/"
 
-// awaitNodeFeature waits until NFD's object has the label, and checks to whom it belongs.
+// awaitNodeFeature waits until NFD's object has the label, and checks the object's owners.
 func (c *cluster) awaitNodeFeature(t *testing.T, namespace, name, label, want string) {
 	t.Helper()
 	var found struct {

@@ -16,8 +16,8 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// testGuard has one pod within its share of the memory, one beyond it, and one that is further
-// beyond it and that a PodDisruptionBudget keeps.
+// testGuard runs one pod within its share of the memory, one beyond it, and one further beyond it that a
+// PodDisruptionBudget protects.
 func testGuard(t *testing.T, c *cluster) {
 	const profile = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4, memory: {limit: share, grace: 2s, action: evict}}]}}\n"
 	c.createNamespace(t, namespace)
@@ -38,7 +38,7 @@ func testGuard(t *testing.T, c *cluster) {
 			t.Error(err)
 		}
 	}
-	t.Cleanup(dropBudget) // Of a test that has failed before it does.
+	t.Cleanup(dropBudget) // In case the test fails before it does so.
 	began, plugin := time.Now(), c.plugin(t)
 	for i, p := range []struct {
 		pod   *v1.Pod
@@ -63,13 +63,13 @@ func testGuard(t *testing.T, c *cluster) {
 	c.guardsInStorm(t)
 }
 
-// guardsInStorm has pods start and end on all GPUs, among others that stay, of which each third
-// uses more than its share: these are evicted, and no other is.
+// guardsInStorm starts and ends pods on all GPUs beside pods that stay. A third of those use more than
+// their share: only these are evicted.
 func (c *cluster) guardsInStorm(t *testing.T) {
 	c.awaitAllocatable(t, map[string]int64{shared: 32})
 	names := c.hold(t, "guard-holder", 9)
 	within, plugin := c.podStates(t, names), c.plugin(t)
-	over := map[string]string{} // With the number of the process.
+	over := map[string]string{} // With the ID of the process.
 	d := c.watchCluster(t)
 	t.Cleanup(func() { c.clear(t) })
 	ctx, cancel := context.WithCancel(t.Context())
@@ -122,7 +122,7 @@ func indexOf(t *testing.T, plugin *v1.Pod, uuid string) string {
 	return ""
 }
 
-// awaitEvicted waits until the pod is gone, as one is that was evicted.
+// awaitEvicted waits until the evicted pod is gone.
 func (c *cluster) awaitEvicted(t *testing.T, name string) {
 	t.Helper()
 	c.await(t, name+" to be evicted", func() error {

@@ -25,8 +25,7 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// The tools that are built from their modules, at the newest version that was
-// tried here.
+// The tools that are built from their modules, at the newest version that was tried here.
 var modules = []string{
 	"github.com/containerd/containerd/v2/cmd/containerd@v2.3.7",
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2@v2.3.7",
@@ -38,8 +37,8 @@ var modules = []string{
 	"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime@v1.20.1",
 }
 
-// olderToolkits are versions of NVIDIA's runtime that start a container that asks for the rights of
-// MIG in other ways than the one above does. They are built with LONG=1.
+// olderToolkits are versions of NVIDIA's runtime that treat a container which asks for the rights of MIG
+// differently from the one above. They are built with LONG=1.
 var olderToolkits = []string{"v1.17.8", "v1.18.0"}
 
 // build builds the program, the images and the pods' program into the folder, and links
@@ -63,13 +62,13 @@ func build(folder, cache string) error {
 	if err := os.Symlink(tools, link); err != nil {
 		return err
 	}
-	static := []string{"CGO_ENABLED=0"} // Their containers hold no libraries.
+	static := []string{"CGO_ENABLED=0"} // Their containers have no libraries.
 	image := filepath.Join(root, "cmd/image")
 	steps := []step{
 		{root, nil, []string{"make", "--no-print-directory", "build", "OUTPUT=" + filepath.Join(folder, "virgate")}},
 		{root, nil, []string{"make", "--no-print-directory", "kubectl-virgate", "PLUGIN=" + filepath.Join(folder, "kubectl-virgate")}},
 		{image, static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "shell"), "./shell"}},
-		{".", nil, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "kubectl"), "./kubectl"}}, // Most of its packages are built for this test, too.
+		{".", nil, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "kubectl"), "./kubectl"}}, // This test needs most of its packages, too.
 		{".", static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "workload"), "./workload"}},
 		{root, static, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "mpscontrol"), "./test/mpscontrol"}},
 		{image, nil, []string{"go", "build", "-ldflags=-s -w", "-o", filepath.Join(folder, "image"), "."}},
@@ -98,7 +97,7 @@ func buildTools(cache string) (folder string, err error) {
 	if _, err := os.Stat(folder); err == nil {
 		return folder, buildOlderToolkits(folder)
 	}
-	// Renamed at the end, so that an interrupted build leaves no half of them.
+	// The folder is renamed at the end, so that an interrupted build leaves no half of the tools.
 	unfinished := folder + ".new"
 	for _, module := range modules {
 		if err := (step{".", []string{"GOBIN=" + unfinished}, []string{"go", "install", module}}).run(); err != nil {
@@ -111,7 +110,7 @@ func buildTools(cache string) (folder string, err error) {
 	return folder, buildOlderToolkits(folder)
 }
 
-// buildOlderToolkits installs each into a folder named after its version, in make nightly.
+// buildOlderToolkits installs each version into its own folder, in make nightly.
 func buildOlderToolkits(folder string) error {
 	for _, version := range olderToolkits {
 		in := filepath.Join(folder, version)
@@ -145,10 +144,10 @@ func (s step) run() error {
 	return nil
 }
 
-// image is an archive that the node's containerd is given: there is no registry.
+// image is an archive that the test imports into the node's containerd: there is no registry.
 type image struct{ program, file, reference string }
 
-// The images of the tests; the program's stands also for a second version of it.
+// The images of the tests; the program's image also serves as a second version of itself.
 const (
 	workloadImage = "virgate.test/workload:1"
 	virgateImage  = "virgate:" // as make image-tar names it
@@ -164,7 +163,7 @@ func images() []image {
 	}
 }
 
-// removeAll removes the folder, whose mounts went with their namespace.
+// removeAll removes the folder; its mounts went with their namespace.
 func removeAll(folder string) error {
 	if os.Getenv("E2E_KEEP") != "" {
 		fmt.Fprintln(os.Stderr, "e2e: left in place:", folder)
@@ -173,23 +172,22 @@ func removeAll(folder string) error {
 	return os.RemoveAll(folder)
 }
 
-// toolsFolder and workFolder tell the processes within where things are.
+// toolsFolder and workFolder tell the inner processes where the folders are.
 const (
 	toolsFolder = "VIRGATE_E2E_TOOLS"
 	workFolder  = "VIRGATE_E2E_WORK"
 )
 
-// hostName and the addresses are the node's, in a network of its own. Pods reach
-// the API server at the service's address, which is this machine's too: there is
-// no kube-proxy.
+// hostName and the addresses belong to the node, in its own network. Pods reach the API server at the
+// service's address, which is also this machine's: there is no kube-proxy.
 const (
 	hostName       = "node-1"
 	nodeAddress    = "10.77.0.1"
 	serviceAddress = "10.96.0.1"
 )
 
-// outside builds the tools and runs the tests again inside namespaces; where that
-// cannot be, they run here, and are skipped.
+// outside builds the tools and runs the tests again inside namespaces. Where that is impossible, the tests
+// run here and are skipped.
 func outside(m *testing.M) int {
 	if reason := unable(); reason != "" {
 		if os.Getenv("E2E") == "required" {
@@ -206,7 +204,7 @@ func outside(m *testing.M) int {
 	return code
 }
 
-// unable is why this machine cannot play a node; empty if it can.
+// unable is the reason why this machine cannot run a node; empty if it can.
 func unable() string {
 	if os.Geteuid() != 0 {
 		return "needs root, for namespaces and containers"
@@ -233,11 +231,11 @@ func isolated() (code int, err error) {
 	}
 	defer func() { err = errors.Join(err, removeGroups(filepath.Base(work))) }()
 
-	// The kernel sends Pdeathsig when the thread ends that started the child.
+	// The kernel sends Pdeathsig when the thread that started the child ends.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	child := again(asFirst)
-	// The control plane has memory enough, and time is short: it collects garbage less often.
+	// The control plane has enough memory but little time, so it collects garbage less often.
 	child.Env = append(child.Env, "GOGC=400", toolsFolder+"="+filepath.Join(built, "tools"), workFolder+"="+work)
 	child.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC,
@@ -246,7 +244,7 @@ func isolated() (code int, err error) {
 	if err := child.Start(); err != nil {
 		return 0, fmt.Errorf("start namespaces: %w", err)
 	}
-	// Whoever ends the test ends the node with it, and the folders go as well.
+	// A signal that ends the test ends the node with it, and removes the folders.
 	ended := make(chan os.Signal, 1)
 	signal.Notify(ended, syscall.SIGINT, syscall.SIGTERM)
 	go func() {
@@ -270,8 +268,7 @@ func linkAll(from, to string) error {
 	return nil
 }
 
-// first prepares the namespaces, starts the tests and takes in whoever loses its
-// parent, as process 1 must.
+// first prepares the namespaces, starts the tests and adopts orphaned processes, as process 1 must.
 func first() int {
 	if err := prepare(os.Getenv(workFolder)); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e: prepare namespaces:", err)
@@ -298,7 +295,7 @@ func first() int {
 	}
 }
 
-// again is this program with these arguments in another role.
+// again is a command that runs this program with the same arguments in another role.
 func again(name string) *exec.Cmd {
 	child := exec.Command("/proc/self/exe", os.Args[1:]...)
 	child.Env = append(os.Environ(), role+"="+name)
@@ -344,7 +341,7 @@ func prepare(work string) error {
 	if err := unix.Mount(hosts, "/etc/hosts", "", unix.MS_BIND, ""); err != nil {
 		return fmt.Errorf("replace /etc/hosts: %w", err)
 	}
-	// Containers that want the host's later mounts can have them from here on.
+	// From here on, containers can have the host's later mounts.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return err
 	}
@@ -354,8 +351,8 @@ func prepare(work string) error {
 	return network()
 }
 
-// coverKernelSettings puts files over the settings of the kernel that a kubelet changes:
-// these belong to the whole machine.
+// coverKernelSettings covers the kernel settings that a kubelet changes with files: the settings belong to
+// the whole machine.
 func coverKernelSettings(folder string) error {
 	for _, name := range []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"} {
 		path := filepath.Join("/proc/sys", name)
@@ -404,8 +401,8 @@ func network() error {
 
 const groupRoot = "/sys/fs/cgroup"
 
-// hierarchies are the roots of the machine's control groups: one in version 2,
-// one for each controller before.
+// hierarchies are the roots of the machine's control groups: a single one in version 2, one for each
+// controller in version 1.
 func hierarchies() ([]string, error) {
 	if _, err := os.Stat(filepath.Join(groupRoot, "cgroup.controllers")); err == nil {
 		return []string{groupRoot}, nil
@@ -413,7 +410,7 @@ func hierarchies() ([]string, error) {
 	return filepath.Glob(filepath.Join(groupRoot, "*"))
 }
 
-// addGroups makes the node's own control groups of that name, below which the kubelet makes all others.
+// addGroups makes the node's own control groups of that name. The kubelet makes all others below them.
 func addGroups(name string) error {
 	roots, err := hierarchies()
 	if err != nil {
@@ -424,7 +421,7 @@ func addGroups(name string) error {
 		if err := os.Mkdir(group, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		// A group of the first version's cpuset is of no use without these.
+		// A cpuset group of version 1 is useless without these.
 		for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 			value, err := os.ReadFile(filepath.Join(root, file))
 			if err != nil {
@@ -438,7 +435,7 @@ func addGroups(name string) error {
 	return nil
 }
 
-// removeGroups removes them and those that the kubelet and containerd made.
+// removeGroups removes these groups and those that the kubelet and containerd made.
 func removeGroups(name string) error {
 	roots, err := hierarchies()
 	if err != nil {
@@ -464,7 +461,7 @@ func removeGroups(name string) error {
 	return all
 }
 
-// runtimeSocket is where the kubelet finds containerd.
+// runtimeSocket is containerd's socket, for the kubelet.
 const runtimeSocket = "/run/containerd/containerd.sock"
 
 // startNode starts containerd with the images, and the kubelet.
@@ -526,8 +523,8 @@ imageGCLowThresholdPercent: 99
 	c.kubelet = c.kubernetes(t, "kubelet",
 		"--config="+c.path("kubelet.yaml"), "--kubeconfig="+c.path("node.conf"), "--hostname-override="+hostName,
 		"--node-ip="+nodeAddress, "--cert-dir="+c.path("kubelet"),
-		"--vmodule=client=2,kubelet=2", // Its log says when a plugin's devices and a pod come, which handovers reads.
-		// What the chart's affinity asks for; node feature discovery sets it elsewhere.
+		"--vmodule=client=2,kubelet=2", // Its log shows when a plugin's devices and a pod arrive; handovers reads it.
+		// The chart's affinity requires this label; node feature discovery sets it elsewhere.
 		"--node-labels=nvidia.com/gpu.present=true",
 	)
 	c.await(t, "the node to be ready", func() error {
@@ -544,7 +541,7 @@ imageGCLowThresholdPercent: 99
 	})
 }
 
-// removePods ends all pods, for their mounts must not outlive the kubelet.
+// removePods ends all pods: their mounts must not outlive the kubelet.
 func (c *cluster) removePods(t *testing.T) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)

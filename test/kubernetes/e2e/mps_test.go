@@ -22,9 +22,9 @@ import (
 // mpsRoot is the chart's default.
 const mpsRoot = "/run/nvidia/mps"
 
-// testMPS shares two GPUs by MPS, with a stand-in for NVIDIA's daemon in the driver root: what
-// pods see, switches to and from the other ways of sharing while pods hold GPUs, and a daemon
-// that dies and does not come back.
+// testMPS shares two GPUs by MPS, with a stand-in for NVIDIA's daemon in the driver root. It checks what
+// pods see, switches to and from the other sharing modes while pods hold GPUs, and a daemon that dies and
+// does not come back.
 func testMPS(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	byMPS := func(several bool) string {
@@ -33,7 +33,7 @@ func testMPS(t *testing.T, c *cluster) {
 	c.profiles(t, "mps", map[string]string{"slices": replicas("4"), "mps": byMPS(false), "several": byMPS(true), "whole": "version: v1\n"})
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "slices")
-	t.Cleanup(func() { // After the chart is gone, with whom its daemons go.
+	t.Cleanup(func() { // After the chart and its daemons are gone.
 		c.uninstall(t)
 		removeMPSRoot(t)
 	})
@@ -46,12 +46,12 @@ func testMPS(t *testing.T, c *cluster) {
 		c.report.note("MPS: to "+profile+", label to allocatable", took(began))
 	}
 
-	// The GPU of the pod that has a time slice waits for it.
+	// The GPU whose pod has a time slice waits for that pod.
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
 	c.run(t, pod("mps-slice", shared, 1))
 	slice := c.podStates(t, []string{"mps-slice"})
 	switches("mps", 4)
-	// Older than R580: memory is shared by files, which pods list.
+	// The driver is older than R580: clients share memory by files, which pods can list.
 	logs, err := filepath.Glob(mpsRoot + "/GPU-*/log")
 	if err != nil || len(logs) == 0 {
 		t.Fatalf("no daemon has a log directory: %q, %v", logs, err)
@@ -99,7 +99,7 @@ func testMPS(t *testing.T, c *cluster) {
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
 	c.report.note("MPS: the last time slice ends, to allocatable", took(began))
 
-	// A daemon that dies takes its GPU's devices, and no other's.
+	// A daemon that dies withdraws only its own GPU's devices.
 	other := slices.IndexFunc(c.mpsUnits(t), func(unit string) bool { return unit != gpu })
 	unit := c.mpsUnits(t)[other]
 	fault := filepath.Join(mpsRoot, unit, "log", "fault")
@@ -118,7 +118,7 @@ func testMPS(t *testing.T, c *cluster) {
 
 	// Two shares are twice one.
 	switches("several", 8)
-	c.awaitProfile(t, "several", "applied") // As many devices as before say nothing.
+	c.awaitProfile(t, "several", "applied") // The number of devices is the same as before, so it proves nothing.
 	c.run(t, pod("mps-twice", shared, 2))
 	twice := c.printedVariable(t, "mps-twice", "NVIDIA_VISIBLE_DEVICES")
 	c.sharesByMPS(t, "mps-twice", twice, 2, "at most")
@@ -161,7 +161,7 @@ func (c *cluster) installMPSControl(t *testing.T, root string) {
 	}
 }
 
-// removeMPSRoot removes what daemons that have ended left.
+// removeMPSRoot removes the leftovers of daemons that have ended.
 func removeMPSRoot(t *testing.T) {
 	t.Helper()
 	mounted, err := filepath.Glob(mpsRoot + "/*/memory")
@@ -194,7 +194,7 @@ func (c *cluster) mpsUnits(t *testing.T) (units []string) {
 	return units
 }
 
-// sharesByMPS says whether the pod, a client of MPS, sees what so many of four shares are.
+// sharesByMPS checks that the pod, a client of MPS, sees the limits of this number of four shares.
 func (c *cluster) sharesByMPS(t *testing.T, name, gpu string, shares int, ceiling string) {
 	t.Helper()
 	lines := c.printed(t, name)
@@ -213,8 +213,8 @@ func (c *cluster) sharesByMPS(t *testing.T, name, gpu string, shares int, ceilin
 	}
 }
 
-// seesNoOtherUnit says whether the pod, a client of the unit, sees memory of other units' clients: a stand-in
-// for an older daemon names the files by user and server, and writes the unit into them.
+// seesNoOtherUnit checks that the pod, a client of the unit, sees no memory of other units' clients. A
+// stand-in for an older daemon names the files by user and server, and writes the unit into them.
 func (c *cluster) seesNoOtherUnit(t *testing.T, name, unit string) {
 	t.Helper()
 	for _, line := range c.printed(t, name) {
@@ -224,10 +224,10 @@ func (c *cluster) seesNoOtherUnit(t *testing.T, name, unit string) {
 	}
 }
 
-// attack has the pod's container try what a hostile tenant would, and returns what it reaches.
+// attack has the pod's container try what a hostile tenant would, and returns what it could reach.
 func (c *cluster) attack(t *testing.T, name string) (reached []string) {
 	t.Helper()
-	c.printed(t, name) // It handles the signal now.
+	c.printed(t, name) // It handles the signal from now on.
 	pod, err := c.client.CoreV1().Pods(workspace).Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -262,7 +262,7 @@ func (c *cluster) killDaemon(t *testing.T, unit string) {
 	}
 }
 
-// daemons are the processes of NVIDIA's programs for the unit, or for any.
+// daemons are the processes of NVIDIA's programs for the unit; "" for any unit.
 func daemons(t *testing.T, unit string) (pids []int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")

@@ -18,21 +18,21 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// driverSource is a libnvidia-ml.so.1 in C, which grants rights as the driver does.
+// driverSource is a libnvidia-ml.so.1 in C that checks rights as the driver does.
 const driverSource = "../../../internal/nvml/driver/testdata/fake.c"
 
 // modprobeSource is the tests' nvidia-modprobe.
 const modprobeSource = "../../../internal/nvml/driver/testdata/modprobe.c"
 
-// testNVML has the chart's container load a driver's library, and use it with the rights
-// that the chart gives it: whole GPUs and partitions, with SYS_ADMIN and without.
+// testNVML has the chart's container load a driver's library and use it with the chart's rights: for whole
+// GPUs and partitions, with SYS_ADMIN and without.
 func testNVML(t *testing.T, c *cluster) {
 	whole, partitioned := c.installDriver(t, "whole", "-DWHOLE"), c.installDriver(t, "partitioned")
 	t.Cleanup(func() { c.label(t, "") })
 	const notRead = "partitions cannot all be read: the container lacks the right to monitor MIG, which requires the capability SYS_ADMIN and NVIDIA_MIG_MONITOR_DEVICES=all"
 	wholeGPUs := map[string]served{"nvidia.com/gpu": {2, "nvidia0 nvidia1"}}
 	both := map[string]served{"nvidia.com/gpu": {1, "nvidia0"}, "nvidia.com/mig-1g.5gb": {2, "nvidia1"}}
-	// The partitions of the second are there when the library is loaded; somebody has made their nodes.
+	// The second GPU's partitions exist when the library is loaded; their nodes have been made.
 	for _, slot := range []int{0, 2} {
 		for part, minor := range map[string]int{"": 17 + 2*slot, "ci0/": 18 + 2*slot} {
 			c.write(t, fmt.Sprintf("driver-partitioned/proc/driver/nvidia/capabilities/gpu1/mig/gi%d/%saccess", 7+slot, part),
@@ -76,7 +76,7 @@ func testNVML(t *testing.T, c *cluster) {
 	})
 	t.Run("layouts, SYS_ADMIN forbidden", func(t *testing.T) {
 		began := time.Now()
-		c.profiles(t, "forbidden", map[string]string{"balanced": layoutProfile("all-balanced")}) // In config.map it would be refused.
+		c.profiles(t, "forbidden", map[string]string{"balanced": layoutProfile("all-balanced")}) // config.map would refuse it.
 		c.installOn(t, whole, "migStrategy=mixed", "mig.monitor=false", "config.name=forbidden", "config.default=balanced")
 		c.awaitEvent(t, began, "MIGFailed", "GPU 0", "privileged", "mig.manage")
 		c.awaitEvent(t, began, "MIGFailed", "GPU 1", "privileged", "mig.manage")
@@ -86,7 +86,7 @@ func testNVML(t *testing.T, c *cluster) {
 	t.Run("driver upgrade", func(t *testing.T) { c.upgradesDriver(t, whole) })
 }
 
-// grantsChannel has a profile require an IMEX channel, which the driver makes later.
+// grantsChannel uses a profile that requires an IMEX channel, which the driver makes later.
 func (c *cluster) grantsChannel(t *testing.T, driver string) {
 	const profile = "version: v1\nimex:\n  required: true\n  channelIDs:\n  - 0"
 	node := filepath.Join(driver, "dev/nvidia-caps-imex-channels/channel0")
@@ -114,9 +114,9 @@ func layoutProfile(layout string) string {
 	return "version: v1\nmig:\n  manage: true\n  config: " + layout
 }
 
-// makesLayouts has MIG turned on, partitions made anew, and MIG turned off. In this node's
-// PID namespace, which is not the machine's, the driver might hide processes, so that
-// nothing is changed; then the plugin reads another /proc, in which it is.
+// makesLayouts turns MIG on, makes partitions anew, and turns MIG off. In this node's PID namespace, which
+// is not the machine's, the driver might hide processes, so nothing is changed until the plugin reads
+// another /proc, which says that it is in the machine's.
 func (c *cluster) makesLayouts(t *testing.T, driver string) {
 	const small, off = "all-1g.5gb", "all-disabled"
 	values := []string{"migStrategy=mixed", "mig.manage=true", "config.default=all-balanced"}
@@ -134,7 +134,7 @@ func (c *cluster) makesLayouts(t *testing.T, driver string) {
 		label  string
 		serves map[string]served
 	}{
-		// A change of the mode moves the minor numbers.
+		// A change of the MIG mode changes the minor numbers.
 		{"", map[string]served{"nvidia.com/mig-1g.5gb": {4, "nvidia2 nvidia3"}, "nvidia.com/mig-2g.10gb": {2, "nvidia2 nvidia3"}, "nvidia.com/mig-3g.20gb": {2, "nvidia2 nvidia3"}}},
 		{small, map[string]served{"nvidia.com/mig-1g.5gb": {14, "nvidia2 nvidia3"}}},
 		{off, map[string]served{"nvidia.com/gpu": {2, "nvidia0 nvidia1"}}},
@@ -144,7 +144,7 @@ func (c *cluster) makesLayouts(t *testing.T, driver string) {
 		c.awaitCondition(t, v1.ConditionTrue, "Serving")
 	}
 
-	// A CDI entry has the nodes' numbers, so that none need be on the host.
+	// A CDI entry has the nodes' numbers, so the host needs no nodes.
 	c.label(t, "")
 	withCDI := append(values, "--cdi-dir=/var/run/cdi", "--cdi-disable-hooks=all")
 	c.restartDriver(t, driver)
@@ -154,7 +154,7 @@ func (c *cluster) makesLayouts(t *testing.T, driver string) {
 		t.Errorf("with CDI %v were made, %v", left, err)
 	}
 
-	// The same for a claim, which the scheduler makes for the resource's name.
+	// The same for a claim that the scheduler makes for the resource's name.
 	const claimed = "nvidia.com/mig-3g.20gb"
 	c.restartDriver(t, driver)
 	c.profiles(t, "claimed-partitions", map[string]string{"claimed": layoutProfile("all-balanced") + "\ndra:\n  resources: all"})
@@ -168,7 +168,7 @@ func (c *cluster) makesLayouts(t *testing.T, driver string) {
 	c.removeAll(t, claims)
 }
 
-// nodesComeLater has partitions whose device nodes nobody has made, in a container that may not.
+// nodesComeLater has partitions without device nodes, in a container that may not make them.
 func (c *cluster) nodesComeLater(t *testing.T, driver string) {
 	c.restartDriver(t, driver)
 	c.installOn(t, driver, "migStrategy=mixed", "config.map.plain=version: v1", "config.default=plain")
@@ -178,9 +178,9 @@ func (c *cluster) nodesComeLater(t *testing.T, driver string) {
 	c.serves(t, map[string]served{"nvidia.com/gpu": {1, "nvidia0"}, "nvidia.com/mig-1g.5gb": {2, "nvidia1"}})
 }
 
-// installDriver makes a driver root below which are the library, NVIDIA's program that makes device
-// nodes, and the device nodes that there are before any partition, and returns its path. As on a
-// node, dev and proc are mounts of their own.
+// installDriver makes a driver root with the library, NVIDIA's program that makes device nodes, and the
+// device nodes that exist before any partition. It returns the root's path. As on a node, dev and proc are
+// separate mounts.
 func (c *cluster) installDriver(t *testing.T, name string, flags ...string) (root string) {
 	t.Helper()
 	return c.installVersion(t, name, "580.1", flags...)
@@ -208,7 +208,7 @@ func (c *cluster) installVersion(t *testing.T, name, version string, flags ...st
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			// What was mounted over a second path, as the operator's, may have gone with that.
+			// A mount at a second path, such as the operator's, may have gone with it.
 			if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
 				t.Error(err)
 			}
@@ -224,7 +224,7 @@ func (c *cluster) installVersion(t *testing.T, name, version string, flags ...st
 		}
 	}
 	c.write(t, filepath.Join("driver-"+name, "usr/lib64/libcuda.so."+version), "NVIDIA's")
-	// A loader makes it a root that programs can run in; the tests' program needs none.
+	// With a loader, the root counts as one that programs can run in; the tests' program needs none.
 	for _, loader := range []string{"lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1"} {
 		c.write(t, filepath.Join("driver-"+name, loader), "the loader")
 	}
@@ -238,17 +238,17 @@ func (c *cluster) installVersion(t *testing.T, name, version string, flags ...st
 			t.Fatal(err)
 		}
 	}
-	// The driver's numbers; that of the module for unified memory is any.
+	// The driver's own numbers; the module for unified memory may have any.
 	node("nvidiactl", 195, 255)
 	node("nvidia-uvm", 240, 0)
-	for gpu := range uint32(4) { // The library's GPUs have others of these after a change of MIG mode.
+	for gpu := range uint32(4) { // The library's GPUs have other minors after a change of MIG mode.
 		node(fmt.Sprintf("nvidia%d", gpu), 195, gpu)
 	}
 	c.write(t, filepath.Join("driver-"+name, "proc/devices"), fmt.Sprintf("Character devices:\n  1 mem\n195 nvidia\n%d nvidia-caps\n\nBlock devices:\n  8 sd\n", capsMajor))
-	for minor, right := range []string{"config", "monitor"} { // What a driver has from its start.
+	for minor, right := range []string{"config", "monitor"} { // These exist from the driver's start.
 		c.write(t, filepath.Join("driver-"+name, "proc/driver/nvidia/capabilities/mig", right), fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 256\nDeviceFileModify: 1\n", minor+1))
 	}
-	// It lists what does not exist, too.
+	// The driver also lists what does not exist.
 	minors := "config 1\nmonitor 2\n"
 	for next, gpu := 3, 0; gpu < 4; gpu++ {
 		for instance := 7; instance < 14; instance++ {
@@ -264,11 +264,11 @@ func (c *cluster) installVersion(t *testing.T, name, version string, flags ...st
 	return root
 }
 
-// capsMajor is the major number of capability nodes, which a driver is given when it is loaded.
+// capsMajor is the major number of capability nodes; a driver gets it when it is loaded.
 const capsMajor = 241
 
-// restartDriver takes away what programs have left of the driver: partitions end with the program
-// that has the tests' library, and nodes with the machine.
+// restartDriver removes what programs have left of the driver: partitions end with the program that has
+// loaded the tests' library, and nodes with the machine.
 func (c *cluster) restartDriver(t *testing.T, driver string) {
 	t.Helper()
 	c.uninstall(t)
@@ -283,7 +283,7 @@ func (c *cluster) restartDriver(t *testing.T, driver string) {
 	}
 }
 
-// makeNodes has NVIDIA's program make the nodes of what exists, as mig-manager does.
+// makeNodes has NVIDIA's program make the nodes of existing partitions, as mig-manager does.
 func (c *cluster) makeNodes(t *testing.T, driver string) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(driver, "proc/driver/nvidia/capabilities/gpu*/mig/gi*/access"))
@@ -308,7 +308,7 @@ func (c *cluster) installOn(t *testing.T, driver string, values ...string) {
 		"nvidiaDriverRoot="+driver, "nvidiaDevRoot="+driver)...)
 }
 
-// hasSysAdmin says whether the plugin's process has the capability.
+// hasSysAdmin checks whether the plugin's process has the capability.
 func (c *cluster) hasSysAdmin(t *testing.T, want bool) {
 	t.Helper()
 	for _, process := range processes(t, c.plugin(t)) {
@@ -328,7 +328,7 @@ func (c *cluster) hasSysAdmin(t *testing.T, want bool) {
 	}
 }
 
-// saysOfMIG says whether the plugin's log and `virgate status` name the missing right.
+// saysOfMIG checks that the plugin's log and `virgate status` name the missing right.
 func (c *cluster) saysOfMIG(t *testing.T, want string) {
 	t.Helper()
 	plugin := c.plugin(t)
@@ -350,14 +350,13 @@ func (c *cluster) saysOfMIG(t *testing.T, want string) {
 	}
 }
 
-// served is how many devices of a resource the node has, on the GPUs of these device nodes.
+// served is the number of a resource's devices on the node, on the GPUs of these device nodes.
 type served struct {
 	devices int64
 	gpus    string
 }
 
-// serves waits until the node offers these resources and no others, and has a pod use
-// each device.
+// serves waits until the node offers exactly these resources, and has a pod use each device.
 func (c *cluster) serves(t *testing.T, want map[string]served) {
 	t.Helper()
 	counts := map[string]int64{}
@@ -375,8 +374,7 @@ func (c *cluster) serves(t *testing.T, want map[string]served) {
 	}
 }
 
-// givenNodes says whether each of the pods was given device nodes of its own, and returns
-// those of the GPUs.
+// givenNodes checks that each pod was given its own device nodes, and returns the GPUs' ones.
 func (c *cluster) givenNodes(t *testing.T, pods []*v1.Pod, partitions bool) string {
 	t.Helper()
 	want := map[string]int{"GPU": 1, "nvidiactl": 1, "nvidia-uvm": 1}

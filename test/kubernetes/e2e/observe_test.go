@@ -34,7 +34,7 @@ import (
 // pluginSelector selects Virgate's pods.
 const pluginSelector = "app.kubernetes.io/name=virgate"
 
-// plugin is Virgate's pod, the one that is to stay.
+// plugin returns Virgate's pod, the one that is to stay.
 func (c *cluster) plugin(t *testing.T) *v1.Pod {
 	t.Helper()
 	var found *v1.Pod
@@ -58,8 +58,8 @@ func (c *cluster) plugin(t *testing.T) *v1.Pod {
 	return found
 }
 
-// processes are the process IDs in the pod's container of that name, or its only one, as
-// this machine has them: pods and test are in the same namespace of processes.
+// processes are the process IDs in the pod's only container, or the one of that name, as this machine
+// numbers them: pods and test are in the same PID namespace.
 func processes(t *testing.T, pod *v1.Pod, name ...string) []int {
 	t.Helper()
 	container := ""
@@ -76,7 +76,7 @@ func processes(t *testing.T, pod *v1.Pod, name ...string) []int {
 	for _, file := range files {
 		groups, err := os.ReadFile(file)
 		if err != nil || !strings.Contains(string(groups), container) {
-			continue // One that has ended meanwhile is not in it either.
+			continue // A process that has ended meanwhile is not in the container either.
 		}
 		id, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
 		if err != nil {
@@ -87,13 +87,14 @@ func processes(t *testing.T, pod *v1.Pod, name ...string) []int {
 	return found
 }
 
-// fetch is what the pod answers over HTTP at the path, to other pods.
+// fetch returns what the pod serves to other pods over HTTP at the path.
 func fetch(pod *v1.Pod, path string) (string, error) {
 	client := http.Client{Timeout: time.Minute}
 	return fetchFrom(client, net.JoinHostPort(pod.Status.PodIP, "9400"), path)
 }
 
-// fetchInside is what the pod answers by its loopback, where port-forwards arrive: without an API server, too.
+// fetchInside returns what the pod serves on its loopback, where port-forwards arrive. It works without an
+// API server.
 func fetchInside(t *testing.T, pod *v1.Pod, path string) (string, error) {
 	t.Helper()
 	found := processes(t, pod, "virgate")
@@ -137,8 +138,8 @@ func fetchFrom(client http.Client, address, path string) (string, error) {
 	return string(body), err
 }
 
-// awaitSeries waits until a series of that name, with at least these labels, has the
-// value. A label is written as on /metrics: state="applied".
+// awaitSeries waits until a series of that name, with at least these labels, has the value. Write a label
+// as on /metrics: state="applied".
 func (c *cluster) awaitSeries(t *testing.T, pod *v1.Pod, name, value string, labels ...string) {
 	t.Helper()
 	c.await(t, fmt.Sprintf("%s with %s to be %s", name, labels, value), func() error {
@@ -166,8 +167,8 @@ func series(pod *v1.Pod, name string, labels ...string) ([]string, error) {
 	return values, nil
 }
 
-// exec runs the command in the pod, as kubectl does, and returns what it prints, which of
-// a command that ends at once does not always come through.
+// exec runs the command in the pod, as kubectl does, and returns its output. The output of a command that
+// ends at once may be cut off.
 func (c *cluster) exec(t *testing.T, pod *v1.Pod, command ...string) (string, error) {
 	t.Helper()
 	request := c.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(pod.Namespace).Name(pod.Name).SubResource("exec").
@@ -183,7 +184,7 @@ func (c *cluster) exec(t *testing.T, pod *v1.Pod, command ...string) (string, er
 	return output.String(), nil
 }
 
-// profileLabel chooses the node's profile.
+// profileLabel is the Node label that chooses the node's profile.
 const profileLabel = "nvidia.com/device-plugin.config"
 
 func (c *cluster) node(t *testing.T) *v1.Node {
@@ -195,9 +196,8 @@ func (c *cluster) node(t *testing.T) *v1.Node {
 	return node
 }
 
-// awaitAllocatable waits until the node offers exactly these of NVIDIA's resources,
-// but for such as it offers none of. The kubelet must have them too, whose status of
-// the node may be what was right a second ago.
+// awaitAllocatable waits until the node offers exactly these of NVIDIA's resources, ignoring those with 0
+// devices. It asks the kubelet too, because the node's status may be a second old.
 func (c *cluster) awaitAllocatable(t *testing.T, want map[string]int64) {
 	t.Helper()
 	kubelet := c.kubeletSays(t)
@@ -218,8 +218,8 @@ func (c *cluster) offers(t *testing.T, want map[string]int64) {
 	})
 }
 
-// differs says what else the resources are than these of NVIDIA's, but for such as
-// there are none of.
+// differs returns an error if the resources are not exactly these of NVIDIA's, ignoring those with 0
+// devices.
 func differs(want map[string]int64, resources v1.ResourceList) error {
 	got := offered(resources)
 	maps.DeleteFunc(got, func(_ string, count int64) bool { return count == 0 })
@@ -239,8 +239,7 @@ func offered(resources v1.ResourceList) map[string]int64 {
 	return found
 }
 
-// label chooses a profile of the node; "" takes the label away, also when the test
-// has ended.
+// label sets the node's profile label; "" removes it, and so does the end of the test.
 func (c *cluster) label(t *testing.T, profile string) {
 	t.Helper()
 	var value any
@@ -262,15 +261,15 @@ func (c *cluster) setLabels(t *testing.T, program string, labels map[string]any)
 	}
 }
 
-// awaitServed waits until the kubelet itself has so many healthy devices of each
-// resource; nothing that a node's status still says from before counts.
+// awaitServed waits until the kubelet itself has this many healthy devices of each resource. Unlike the
+// node's status, its answer is never old.
 func (c *cluster) awaitServed(t *testing.T, want map[string]int64) {
 	t.Helper()
 	kubelet := c.kubeletSays(t)
 	c.await(t, fmt.Sprintf("the kubelet to have %v", want), func() error { return serves(t, kubelet, want) })
 }
 
-// serves says what else the kubelet has than so many healthy devices.
+// serves returns an error if the kubelet's numbers of healthy devices differ.
 func serves(t *testing.T, kubelet api.PodResourcesListerClient, want map[string]int64) error {
 	devices, err := healthy(t.Context(), kubelet)
 	if err != nil {
@@ -286,8 +285,8 @@ func serves(t *testing.T, kubelet api.PodResourcesListerClient, want map[string]
 	return nil
 }
 
-// awaitEvent waits until an event about the node has this reason and all of these
-// words, and happened after began; it returns what the event says.
+// awaitEvent waits for an event about the node with this reason and all of these words that happened after
+// began. It returns the event's message.
 func (c *cluster) awaitEvent(t *testing.T, began time.Time, reason string, words ...string) (message string) {
 	t.Helper()
 	c.await(t, fmt.Sprintf("the event %s with %q", reason, words), func() error {
@@ -300,7 +299,7 @@ func (c *cluster) awaitEvent(t *testing.T, began time.Time, reason string, words
 		var said []string
 		for _, event := range events.Items {
 			said = append(said, event.LastTimestamp.Format(time.TimeOnly)+" "+event.Message)
-			// An event has whole seconds.
+			// An event's time has whole seconds.
 			if !event.LastTimestamp.Time.Before(began.Truncate(time.Second)) && hasAll(event.Message, words) {
 				message = event.Message
 				return nil
@@ -311,7 +310,7 @@ func (c *cluster) awaitEvent(t *testing.T, began time.Time, reason string, words
 	return message
 }
 
-// awaitCondition waits until the node's condition GPUSharingReady says so.
+// awaitCondition waits until the node's condition GPUSharingReady has this status, reason and words.
 func (c *cluster) awaitCondition(t *testing.T, status v1.ConditionStatus, reason string, words ...string) {
 	t.Helper()
 	c.await(t, fmt.Sprintf("GPUSharingReady to be %s, %s", status, reason), func() error {
@@ -328,8 +327,7 @@ func (c *cluster) awaitCondition(t *testing.T, status v1.ConditionStatus, reason
 	})
 }
 
-// awaitProfile waits until the node's metadata name the profile in force and the
-// state of the one that is wanted.
+// awaitProfile waits until the Node's metadata name the profile in force and the state of the wanted one.
 func (c *cluster) awaitProfile(t *testing.T, name, state string) {
 	t.Helper()
 	c.await(t, fmt.Sprintf("the node to say %s and %s", name, state), func() error {
@@ -403,7 +401,7 @@ func (c *cluster) writeRules(t *testing.T, settings []string) {
 	c.write(t, "rules.yaml", regexp.MustCompile(`(?m)^(\s+)for: .*$`).ReplaceAllString(string(text), "${1}for: 1s"))
 }
 
-// found has no complaint if the query's answer has a series.
+// found returns an error unless the query's answer has a series.
 func found(t *testing.T, query string) error {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://127.0.0.1:9090/api/v1/query", nil)

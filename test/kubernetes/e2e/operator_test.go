@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// Where the GPU Operator's programs meet on the node.
+// The paths and names by which the GPU Operator's programs meet on the node.
 const (
 	operatorNamespace = "gpu-operator"
 	deployLabel       = "nvidia.com/gpu.deploy.device-plugin"
@@ -28,10 +28,9 @@ const (
 	operatorFeatures  = "/run/nvidia/features.d"
 )
 
-// testOperator runs under what the GPU Operator would create, with this image in the place
-// of NVIDIA's: the plugin waits for the toolkit and the driver, and a label of the node
-// chooses a profile of the operator's ConfigMap, which the feature labels follow. Then the
-// ClusterPolicy names no ConfigMap any more.
+// testOperator runs what the GPU Operator would create, with this image in place of NVIDIA's. The plugin
+// waits for the toolkit and the driver; a label of the node chooses a profile of the operator's ConfigMap,
+// and the feature labels follow it. In the end the ClusterPolicy no longer names a ConfigMap.
 func testOperator(t *testing.T, c *cluster) {
 	c.uninstall(t)
 	driver := c.installDriver(t, "operator", "-DWHOLE")
@@ -86,7 +85,7 @@ func testOperator(t *testing.T, c *cluster) {
 	t.Run("without a config", c.operatesWithoutConfig)
 }
 
-// operatesMPS has a profile share by MPS, with daemons in the operator's DaemonSet, which runs
+// operatesMPS uses a profile that shares by MPS. The daemons are in the operator's DaemonSet, which runs
 // where feature discovery finds such a profile.
 func (c *cluster) operatesMPS(t *testing.T, driver string) {
 	c.installMPSControl(t, driver)
@@ -124,8 +123,8 @@ func (c *cluster) operatesMPS(t *testing.T, driver string) {
 	})
 }
 
-// operatesWithoutConfig takes the ConfigMap out of the ClusterPolicy, and has the labels
-// written to a file. The node's label, by which GPUs were shared, means nothing then.
+// operatesWithoutConfig removes the ConfigMap from the ClusterPolicy, and has the labels written to a file.
+// The node's label, by which GPUs were shared, then has no effect.
 func (c *cluster) operatesWithoutConfig(t *testing.T) {
 	for _, app := range []string{pluginApp, discoveryApp} {
 		c.await(t, app+" to be changed", func() error {
@@ -170,7 +169,7 @@ func (c *cluster) operatesWithoutConfig(t *testing.T) {
 	})
 }
 
-// withoutConfig makes of a pod with profiles one without, as the operator does.
+// withoutConfig turns a pod with profiles into one without, as the operator does.
 func withoutConfig(spec *v1.PodSpec) {
 	spec.ShareProcessNamespace = nil
 	spec.InitContainers = slices.DeleteFunc(spec.InitContainers, func(c v1.Container) bool { return c.Name == "config-manager-init" })
@@ -182,7 +181,7 @@ func withoutConfig(spec *v1.PodSpec) {
 	spec.Volumes = slices.DeleteFunc(spec.Volumes, func(v v1.Volume) bool { return profiles(v.Name) })
 }
 
-// ready says whether a pod has so many containers, which are ready and never began again.
+// ready checks that a pod has this many containers, all ready and never restarted.
 func ready(containers int) func(*v1.Pod) error {
 	return func(pod *v1.Pod) error {
 		if got := len(pod.Status.ContainerStatuses); got != containers || len(pod.Spec.Containers) != containers {
@@ -212,9 +211,9 @@ func validated(t *testing.T, name, text string) {
 	}
 }
 
-// validates does what the operator's validator does: it looks for GPUs in the node's
-// capacity, by how their names begin, and runs a pod with one, which no scheduler assigns.
-// Names that an earlier part has left there, with which it would fail, are none of this one's.
+// validates does what the operator's validator does: it looks for GPUs in the node's capacity, by the
+// beginning of their names, and runs a pod with one, without the scheduler. It ignores names that an
+// earlier part has left, which would make it fail.
 func (c *cluster) validates(t *testing.T) {
 	t.Helper()
 	found, node := "", c.node(t)
@@ -239,7 +238,7 @@ func (c *cluster) validates(t *testing.T) {
 	c.remove(t, one.Name)
 }
 
-// operatorPod waits until the DaemonSet's pod is so, and returns it.
+// operatorPod waits until the DaemonSet's pod meets the condition, and returns it.
 func (c *cluster) operatorPod(t *testing.T, app, what string, is func(*v1.Pod) error) *v1.Pod {
 	t.Helper()
 	var found *v1.Pod
@@ -257,7 +256,7 @@ func (c *cluster) operatorPod(t *testing.T, app, what string, is func(*v1.Pod) e
 	return found
 }
 
-// awaitLog waits until the container has printed the text.
+// awaitLog waits until the container has logged the text.
 func (c *cluster) awaitLog(t *testing.T, pod *v1.Pod, container, text string) {
 	t.Helper()
 	c.await(t, fmt.Sprintf("%q in the log of %s", text, container), func() error {
@@ -272,8 +271,8 @@ func (c *cluster) awaitLog(t *testing.T, pod *v1.Pod, container, text string) {
 	})
 }
 
-// replacedShell says whether the plugin alone is left in its container, so that the signal
-// by which the kubelet ends it reaches it, and whether it has what the script derived.
+// replacedShell checks that the plugin is the only process in its container, so that the kubelet's signal
+// to end reaches it, and that it has the variables which the script derived.
 func replacedShell(t *testing.T, pod *v1.Pod) {
 	t.Helper()
 	running := processes(t, pod, "nvidia-device-plugin")

@@ -24,10 +24,10 @@ import (
 // workspace is the namespace of the tests' pods.
 const workspace = "default"
 
-// podName is the variable in which each container has the name of its pod.
+// podName is the variable with the pod's name in each container.
 const podName = "POD_NAME"
 
-// pod is one that asks for so many of the resource.
+// pod returns a pod that requests this number of the resource.
 func pod(name, resourceName string, count int64) *v1.Pod {
 	grace := int64(1)
 	return &v1.Pod{
@@ -35,7 +35,7 @@ func pod(name, resourceName string, count int64) *v1.Pod {
 		Spec: v1.PodSpec{
 			TerminationGracePeriodSeconds: &grace,
 			RestartPolicy:                 v1.RestartPolicyNever,
-			// They need neither a network of their own nor a token, and making them takes time.
+			// They need neither their own network nor a token, and making these takes time.
 			HostNetwork:                  true,
 			AutomountServiceAccountToken: new(false),
 			Containers: []v1.Container{{
@@ -85,7 +85,7 @@ func (c *cluster) remove(t *testing.T, names ...string) {
 	}
 }
 
-// delete deletes those of the pods that are there.
+// delete deletes those of the pods that exist.
 func (c *cluster) delete(t *testing.T, names []string) {
 	t.Helper()
 	for _, name := range names {
@@ -93,8 +93,8 @@ func (c *cluster) delete(t *testing.T, names []string) {
 	}
 }
 
-// gone waits until get does not find it; also for cleanups. Where there is no API server to ask,
-// there is nothing to wait for.
+// gone waits until get does not find the object. Cleanups may call it: without an API server it does not
+// wait.
 func gone(get func() error) error {
 	return await.Condition(nil, func() error {
 		err := get()
@@ -115,9 +115,9 @@ func (c *cluster) run(t *testing.T, pod *v1.Pod) {
 	c.awaitPhase(t, pod.Name, v1.PodRunning)
 }
 
-// awaitPhase waits until the pod is in that phase. The scheduler may bind a pod by a status
-// of the node that is older or newer than what the kubelet has: one that the kubelet refuses
-// for that is created again, as its owner would do.
+// awaitPhase waits until the pod is in that phase. The node's status by which the scheduler binds a pod may
+// be older or newer than what the kubelet has. If the kubelet therefore refuses the pod, awaitPhase creates
+// it again, as its owner would do.
 func (c *cluster) awaitPhase(t *testing.T, name string, phase v1.PodPhase) *v1.Pod {
 	t.Helper()
 	var got *v1.Pod
@@ -142,14 +142,14 @@ func (c *cluster) awaitPhase(t *testing.T, name string, phase v1.PodPhase) *v1.P
 	return got
 }
 
-// printed is what the pod's container has said of its GPUs: lines of "env NAME=VALUE"
-// and "device PATH".
+// printed returns what the pod's container has printed about its GPUs: lines of "env NAME=VALUE" and
+// "device PATH".
 func (c *cluster) printed(t *testing.T, name string) []string {
 	t.Helper()
 	return c.printedBy(t, name, "")
 }
 
-// printedBy is what that container of the pod has said; "" is its only one.
+// printedBy returns what that container of the pod has printed; "" means its only one.
 func (c *cluster) printedBy(t *testing.T, name, container string) []string {
 	t.Helper()
 	var lines []string
@@ -171,7 +171,7 @@ func (c *cluster) printedBy(t *testing.T, name, container string) []string {
 	return lines
 }
 
-// printedVariable is a variable of the pod's container; empty if it has none.
+// printedVariable returns a variable of the pod's container; empty if it is not set.
 func (c *cluster) printedVariable(t *testing.T, name, variable string) string {
 	t.Helper()
 	for _, line := range c.printed(t, name) {
@@ -182,16 +182,16 @@ func (c *cluster) printedVariable(t *testing.T, name, variable string) string {
 	return ""
 }
 
-// unexpectedAdmission is the reason of a pod that the kubelet does not take because
-// a device plugin refused, or had not so many devices.
+// unexpectedAdmission is the reason of a pod that the kubelet refuses because a device plugin refused it,
+// or had too few devices.
 const unexpectedAdmission = "UnexpectedAdmissionError"
 
-// outOf begins the reason of a pod that the kubelet does not take because the node's
-// status, as the kubelet has it, has not so many devices.
+// outOf begins the reason of a pod that the kubelet refuses because its copy of the node's status has too
+// few devices.
 const outOf = "OutOfnvidia.com/"
 
-// runAll creates the pods and waits until all of them run. They go together at the
-// end of the test.
+// runAll creates the pods and waits until all of them run. They are deleted together at the end of the
+// test.
 func (c *cluster) runAll(t *testing.T, pods []*v1.Pod) {
 	t.Helper()
 	for _, each := range pods {
@@ -228,7 +228,7 @@ func (c *cluster) clear(t *testing.T) {
 	c.removeAll(t, pods)
 }
 
-// gpus are what each pod sees of the node's GPUs.
+// gpus returns what each pod sees of the node's GPUs.
 func (c *cluster) gpus(t *testing.T, pods []*v1.Pod) []string {
 	t.Helper()
 	seen := make([]string, len(pods))
@@ -238,9 +238,9 @@ func (c *cluster) gpus(t *testing.T, pods []*v1.Pod) []string {
 	return seen
 }
 
-// awaitInsufficient creates a pod for one device and waits until the scheduler has
-// said that there are too few. The scheduler may know of a smaller number later than
-// the test does: a pod that the kubelet refuses then is created again.
+// awaitInsufficient creates a pod for one device and waits until the scheduler says that there are too few.
+// The scheduler may learn of a smaller number later than the test does: if the kubelet then refuses the
+// pod, it is created again.
 func (c *cluster) awaitInsufficient(t *testing.T, name, resource string) {
 	t.Helper()
 	c.create(t, pod(name, resource, 1))
@@ -280,7 +280,7 @@ func (c *cluster) hold(t *testing.T, prefix string, count int) []string {
 	return names
 }
 
-// podState is of a pod what changes when anything happens to it.
+// podState is the part of a pod that changes when anything happens to it.
 type podState struct {
 	UID, Container, GPU string
 	Phase               v1.PodPhase
@@ -307,7 +307,7 @@ func (c *cluster) podStates(t *testing.T, names []string) map[string]podState {
 	return all
 }
 
-// undisturbed says whether the pods live on as before.
+// undisturbed checks that the pods live on as before.
 func (c *cluster) undisturbed(t *testing.T, before map[string]podState) {
 	t.Helper()
 	if difference := cmp.Diff(before, c.podStates(t, slices.Sorted(maps.Keys(before)))); difference != "" {
@@ -333,13 +333,13 @@ func (c *cluster) restart(t *testing.T, name string) {
 	})
 }
 
-// fill has pods take what is left beside the holders, and fails if a GPU has more
-// or fewer than its shares, or if one more pod gets any.
+// fill has pods take what the holders leave, and fails if a GPU has more or fewer pods than its shares, or
+// if one more pod gets a share.
 func (c *cluster) fill(t *testing.T, holders []string, gpus, shares int) {
 	t.Helper()
 	full := append(slices.Clone(holders), c.hold(t, "filler", gpus*shares-len(holders))...)
 	for _, name := range full {
-		c.awaitPhase(t, name, v1.PodRunning) // One that has waited before is not the next.
+		c.awaitPhase(t, name, v1.PodRunning) // A pod that waited before is not necessarily the next.
 	}
 	count := map[string]int{}
 	for _, each := range c.podStates(t, full) {

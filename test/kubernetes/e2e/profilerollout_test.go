@@ -16,7 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// testProfileRollout has kubectl virgate rollout, as people call it, give the node other profiles while pods
+// testProfileRollout runs kubectl virgate rollout, as users do, to give the node other profiles while pods
 // hold all of its shares. No pod notices, and each undo leaves the node without a label, as it was.
 func testProfileRollout(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
@@ -43,7 +43,8 @@ func testProfileRollout(t *testing.T, c *cluster) {
 		}
 	}
 
-	// When it ends, the node has said that it has the profile. That is all that pods notice: one more fits.
+	// When the command ends, the node has reported the profile. The only change for pods is that one more
+	// fits.
 	output := c.rollout(t, 0, "start", "five", "-l", "kubernetes.io/hostname="+hostName)
 	id := rolloutID(output)
 	c.saysNow(t, "five", "five", "applied")
@@ -63,7 +64,7 @@ func testProfileRollout(t *testing.T, c *cluster) {
 	c.saysNow(t, "", "four", "applied")
 	unharmed("undone, with more shares held than there are to be")
 
-	// A profile that the node refuses: it stops, and keeps the node for whoever goes on.
+	// The node refuses a profile: the rollout stops, and keeps the node for the person who continues it.
 	output = c.rollout(t, 1, "start", "broken", "-l", "kubernetes.io/hostname="+hostName, "--pause-after", "0")
 	if !hasAll(output, []string{"is stopped", hostName + ": the node refuses the profile", "replicas", "--skip-failed"}) {
 		t.Errorf("refused, it says %q", output)
@@ -75,14 +76,14 @@ func testProfileRollout(t *testing.T, c *cluster) {
 	c.awaitProfile(t, "four", "applied")
 	c.saysNow(t, "", "four", "applied")
 
-	// A profile that cannot be before the pods have gone is waited for, as long as it takes.
+	// A profile that must wait for pods to end is waited for, as long as it takes.
 	driver, said := c.startDriving(t, "start", "whole", "-l", "kubernetes.io/hostname="+hostName)
 	c.awaitProfile(t, "four", "switching")
 	c.refusesSecond(t)
 	if err := driver.Process.Signal(syscall.SIGINT); err != nil {
 		t.Fatal(err)
 	}
-	_ = driver.Wait() // The exit code tells.
+	_ = driver.Wait() // The exit code is checked below.
 	if code, output := driver.ProcessState.ExitCode(), said.String(); code != 1 || !hasAll(output, []string{"is paused", "interrupted by", "kubectl virgate rollout resume"}) {
 		t.Errorf("interrupted, it ends with %d and says %q", code, output)
 	}
@@ -120,8 +121,8 @@ func (c *cluster) holdings(t *testing.T) map[string][]heldDevice {
 	return held
 }
 
-// saysNow wants the node to have the label, without one for "", and to say this of its profile: no
-// more waiting is needed.
+// saysNow checks, without waiting, that the node has the label ("" for none) and reports this about its
+// profile.
 func (c *cluster) saysNow(t *testing.T, label, profile, state string) {
 	t.Helper()
 	node := c.node(t)
@@ -139,7 +140,7 @@ func (c *cluster) saysNow(t *testing.T, label, profile, state string) {
 	}
 }
 
-// refusesSecond wants another rollout of the node to be refused, and the node to be left as it is.
+// refusesSecond checks that another rollout of the node is refused and leaves the node as it is.
 func (c *cluster) refusesSecond(t *testing.T) {
 	t.Helper()
 	before := c.node(t).Labels[profileLabel]
@@ -155,7 +156,7 @@ func (c *cluster) rolloutCommand(arguments ...string) *exec.Cmd {
 	return exec.Command(c.path("kubectl-virgate"), append([]string{"rollout", "--kubeconfig", c.path("admin.conf")}, arguments...)...)
 }
 
-// rollout runs kubectl virgate rollout to its end, wants the exit code, and returns what it says.
+// rollout runs kubectl virgate rollout to its end, checks the exit code, and returns the output.
 func (c *cluster) rollout(t *testing.T, code int, arguments ...string) string {
 	t.Helper()
 	command := c.rolloutCommand(arguments...)
@@ -167,13 +168,13 @@ func (c *cluster) rollout(t *testing.T, code int, arguments ...string) string {
 	return string(output)
 }
 
-// rolloutID is what start calls the rollout.
+// rolloutID returns the rollout's ID from start's output.
 func rolloutID(output string) string {
 	id, _, _ := strings.Cut(strings.TrimPrefix(output, "rollout "), ":")
 	return id
 }
 
-// startDriving starts kubectl virgate rollout; what it says is complete when it was waited for.
+// startDriving starts kubectl virgate rollout; its output is complete after Wait.
 func (c *cluster) startDriving(t *testing.T, arguments ...string) (*exec.Cmd, *bytes.Buffer) {
 	t.Helper()
 	command, said := c.rolloutCommand(arguments...), &bytes.Buffer{}
@@ -190,7 +191,7 @@ func (c *cluster) startDriving(t *testing.T, arguments ...string) (*exec.Cmd, *b
 	return command, said
 }
 
-// kubectl calls the program as a plugin of kubectl, where that is there.
+// kubectl calls the program as a plugin of kubectl, if kubectl is installed.
 func (c *cluster) kubectl(t *testing.T) {
 	t.Helper()
 	if _, err := exec.LookPath("kubectl"); err != nil {

@@ -19,21 +19,21 @@ import (
 // queueLabel is on the pods of a podQueue, with the queue's name.
 const queueLabel = "virgate.test/queue"
 
-// podQueue creates pods and follows what the scheduler and the kubelet make of each. It counts those
-// that the kubelet refuses.
+// podQueue creates pods and follows what the scheduler and the kubelet do with each. It counts those that
+// the kubelet refuses.
 type podQueue struct {
 	c    *cluster
 	name string
-	// runs says that its pods run a container. A pod that does not has a volume that does not exist: the kubelet
-	// admits it, and Allocate gives it its device, before the kubelet waits for volumes. Such a pod costs
-	// next to nothing, so a small machine has time for four a second.
+	// runs is true if its pods run a container. Otherwise they have a volume that does not exist: the
+	// kubelet admits such a pod, and Allocate gives it its device, before the kubelet waits for volumes.
+	// Such a pod costs next to nothing, so a small machine has time for four a second.
 	runs bool
 
 	mu   sync.Mutex
 	pods map[string]*queued
 }
 
-// queued is one of its pods. Times are zero until it was seen.
+// queued is one of its pods. A time is zero until the event was seen.
 type queued struct {
 	resource                 string
 	bound, admitted, refused time.Time
@@ -41,7 +41,7 @@ type queued struct {
 	deleted                  bool
 }
 
-// newQueue is one without pods. They go with the test.
+// newQueue returns an empty queue. Its pods are deleted at the end of the test.
 func (c *cluster) newQueue(t *testing.T, name string, runs bool) *podQueue {
 	t.Helper()
 	q := &podQueue{c: c, name: name, runs: runs, pods: map[string]*queued{}}
@@ -97,7 +97,7 @@ func (q *podQueue) look(ctx context.Context) error {
 	return nil
 }
 
-// those are the names of its pods that are so, sorted.
+// those returns the names of its pods that meet the condition, sorted.
 func (q *podQueue) those(are func(*queued) bool) (names []string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -140,10 +140,10 @@ func (q *podQueue) clear(t *testing.T) {
 	q.c.remove(t, names...)
 }
 
-// flow creates so many pods a second, one of each resource in turn, until the context ends, and
-// deletes each that was admitted when it has lasted. Of those that wait there are never more than most.
+// flow creates this many pods a second, one of each resource in turn, until the context ends. It deletes
+// each admitted pod when it has lasted. most limits how many wait.
 func (q *podQueue) flow(ctx context.Context, perSecond int, lasts time.Duration, most int, resources ...string) error {
-	calls := context.WithoutCancel(ctx) // None is cut off in the middle.
+	calls := context.WithoutCancel(ctx) // No call is cut off in the middle.
 	create, look := time.NewTicker(time.Second/time.Duration(perSecond)), time.NewTicker(50*time.Millisecond)
 	defer create.Stop()
 	defer look.Stop()
@@ -170,7 +170,7 @@ func (q *podQueue) flow(ctx context.Context, perSecond int, lasts time.Duration,
 	}
 }
 
-// settle looks until the kubelet has said of each pod that is bound whether it takes it.
+// settle waits until the kubelet has admitted or refused each bound pod.
 func (q *podQueue) settle(ctx context.Context) error {
 	return await.Condition(ctx.Done(), func() error {
 		err := q.look(ctx)
@@ -181,7 +181,7 @@ func (q *podQueue) settle(ctx context.Context) error {
 	})
 }
 
-// judge notes how many of its pods were refused, and is an error of the test if those are more than allowed.
+// judge notes how many of its pods were refused, and fails the test if they are more than allowed.
 func (q *podQueue) judge(t *testing.T, what string, allowed int) {
 	t.Helper()
 	denied := q.those(wasDenied)

@@ -21,16 +21,16 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// The parts below count the pods that the kubelet refuses because the scheduler bound them by a number
-// that was no longer true. Their kubelet reports its node every 10 s, as one does by default.
+// The parts below count the pods that the kubelet refuses because the scheduler bound them by an outdated
+// number. Their kubelet reports its node every 10 s, which is the default.
 
 const (
 	kubeletPeriod = "10s"
 	perSecond     = 4
 )
 
-// How long the scheduler and the kubelet take for a pod depends on the machine, and so does the number
-// that a storm in CI has refused: there a change may cost the pods of a moment, and not a queue.
+// The time that the scheduler and the kubelet take for a pod depends on the machine, and so does the number
+// that a storm in CI may have refused. There, a change may cost the pods of a moment, but not a queue.
 
 // stormSize is how many pods a storm has.
 var stormSize = repeat.Times(60, 500)
@@ -44,7 +44,7 @@ func testRefusals(t *testing.T, c *cluster) {
 	t.Run("death after lowering", func(t *testing.T) { testDeathAfterLowering(t, c) })
 }
 
-// during has the queue's pods come while play runs, at least as many as a storm has.
+// during lets the queue's pods come while play runs, at least as many as a storm has.
 func (q *podQueue) during(t *testing.T, lasts time.Duration, most int, resources []string, play func(more func() bool)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -60,8 +60,8 @@ func (q *podQueue) during(t *testing.T, lasts time.Duration, most int, resources
 	}
 }
 
-// testUpgradeStorm rolls the DaemonSet from one version to another again and again under a stream of
-// pods: the announced end of one and the start of the next.
+// testUpgradeStorm rolls the DaemonSet from one version to another again and again under a stream of pods.
+// One version announces its end before the next starts.
 func testUpgradeStorm(t *testing.T, c *cluster) {
 	all := map[string]int64{shared: 32}
 	c.install(t, "node=sim:dgx-a100", fourShares)
@@ -79,7 +79,7 @@ func testUpgradeStorm(t *testing.T, c *cluster) {
 	q.judge(t, fmt.Sprintf("%d upgrades", rollouts), repeat.Times(came, 1))
 }
 
-// testKillStorm kills Virgate again and again under a stream of pods; another stands by.
+// testKillStorm kills Virgate again and again under a stream of pods, with a standby.
 func testKillStorm(t *testing.T, c *cluster) {
 	c.expectRestarts(t)
 	all := map[string]int64{shared: 32}
@@ -118,8 +118,8 @@ func testKillStorm(t *testing.T, c *cluster) {
 	q.judge(t, fmt.Sprintf("%d kills with a standby", kills), came)
 }
 
-// noteGaps notes for how long the kubelet was without a plugin, each time since then, and returns how
-// many pods came in that time at most, and one more each time that was bound just before.
+// noteGaps notes how long the kubelet was without a plugin, for each gap since then. It returns how many
+// pods came in the gaps at most, and adds one per gap for a pod that was bound just before.
 func (c *cluster) noteGaps(t *testing.T, what string, since time.Time) (came int) {
 	t.Helper()
 	var moments []time.Duration
@@ -151,10 +151,10 @@ func testRenameStorm(t *testing.T, c *cluster) {
 	q.judge(t, fmt.Sprintf("%d switches exclusive to renamed and back", switches), repeat.Times(switches, 2))
 }
 
-// refusalProfiles are in a ConfigMap of this name.
+// refusalProfiles is the name of the ConfigMap.
 const refusalProfiles = "refusals"
 
-// offersProfiles installs Virgate with profiles of all kinds, of which the node has that one.
+// offersProfiles installs Virgate with profiles of all kinds; the node begins with first.
 func (c *cluster) offersProfiles(t *testing.T, node, first string, settings ...string) {
 	t.Helper()
 	const byMPS = "version: v1\nsharing: {mps: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
@@ -179,16 +179,16 @@ func (c *cluster) offersProfiles(t *testing.T, node, first string, settings ...s
 type fullSwitch struct {
 	name     string
 	from, to string
-	// offersBefore and offers are what the device plugin has with each of them.
+	// offersBefore and offers are what the device plugin offers with each of the profiles.
 	offersBefore, offers map[string]int64
-	resource             string // of those who hold and wait
+	resource             string // of the holders and the waiting pods
 	most                 int    // of refused pods in a round
-	runs                 bool   // The pods' containers start: DRA drivers hear of a claim only then.
+	runs                 bool   // The pods' containers start, because DRA drivers only then learn of a claim.
 	raises               bool   // There are more devices at once, which waiting pods get.
 	inCI                 bool
 }
 
-// testSwitchesOfFullNode plays every kind of switch many times.
+// testSwitchesOfFullNode runs every kind of switch many times.
 func testSwitchesOfFullNode(t *testing.T, c *cluster) {
 	const renamed = shared + ".shared"
 	gpus := func(count int64) map[string]int64 { return map[string]int64{shared: count} }
@@ -196,7 +196,7 @@ func testSwitchesOfFullNode(t *testing.T, c *cluster) {
 	for _, group := range []struct {
 		name, node string
 		settings   []string
-		nightly    bool // and not in CI
+		nightly    bool // not in CI
 		mps        bool
 		switches   []fullSwitch
 	}{
@@ -241,7 +241,7 @@ func testSwitchesOfFullNode(t *testing.T, c *cluster) {
 			settings := slices.Clone(group.settings)
 			if group.mps {
 				settings = append(settings, "mps.enabled=true", "nvidiaDriverRoot="+c.mpsDriver(t))
-				t.Cleanup(func() { // After the chart is gone, with whom its daemons go.
+				t.Cleanup(func() { // After the chart and its daemons are gone.
 					c.uninstall(t)
 					removeMPSRoot(t)
 				})
@@ -256,24 +256,24 @@ func testSwitchesOfFullNode(t *testing.T, c *cluster) {
 	}
 }
 
-// switchFullNode plays the switch again and again, and back with an empty node.
+// switchFullNode runs the switch again and again, each time back with an empty node.
 func (c *cluster) switchFullNode(t *testing.T, name string, s fullSwitch) {
 	t.Helper()
 	q := c.newQueue(t, name, s.runs)
 	waiting := 30
 	if s.runs {
-		waiting = 6 // Those who get a device start a container.
+		waiting = 6 // Those that get a device start a container.
 	}
 	kubelet := c.kubeletSays(t)
 	rounds := repeat.Times(1, 20)
 	var untilBound []time.Duration
 	for range rounds {
 		c.label(t, s.from)
-		// Numbers alone may be of the profile before, or of a GPU that has not changed yet.
+		// The numbers alone may come from the previous profile, or from a GPU that has not changed yet.
 		c.awaitProfile(t, s.from, "applied")
 		c.awaitAllocatable(t, s.offersBefore)
 		devices := int(s.offersBefore[s.resource])
-		if len(s.offersBefore) == 0 { // By DRA, as many as the plugin has otherwise.
+		if len(s.offersBefore) == 0 { // By DRA, as many as the plugin otherwise has.
 			devices = int(s.offers[s.resource])
 		}
 		q.must(t, q.add(t.Context(), s.resource, devices+waiting))
@@ -315,7 +315,7 @@ func (c *cluster) switchFullNode(t *testing.T, name string, s fullSwitch) {
 	q.judge(t, fmt.Sprintf("%s, %d times", s.name, rounds), rounds*s.most)
 }
 
-// granted says which devices the kubelet can grant or has granted, and which pod has which.
+// granted lists the devices that the kubelet can grant or has granted, and each pod's devices.
 func granted(t *testing.T, kubelet api.PodResourcesListerClient) string {
 	devices, err := healthy(t.Context(), kubelet)
 	if err != nil {
@@ -336,9 +336,9 @@ func (q *podQueue) must(t *testing.T, err error) {
 	}
 }
 
-// testDeathAfterLowering kills Virgate between the moment when it has told the API server of fewer
-// devices and the moment when it tells the kubelet, and lets none come after it. What the kubelet has is
-// then on the Node after its next report.
+// testDeathAfterLowering kills Virgate after it has told the API server of fewer devices and before it
+// tells the kubelet, and starts no other. After the kubelet's next report, the Node has the kubelet's
+// number.
 func testDeathAfterLowering(t *testing.T, c *cluster) {
 	c.offersProfiles(t, "sim:t4x2", "ten", stays)
 	c.awaitAllocatable(t, map[string]int64{shared: 20})
@@ -355,8 +355,8 @@ func testDeathAfterLowering(t *testing.T, c *cluster) {
 		}
 		return nil
 	})
-	// lowered waits for the number on the Node, stops the program, and says whether it had told the
-	// kubelet by then, as it has on a machine that is too busy.
+	// lowered waits for the number on the Node, stops the program, and reports whether the program had
+	// already told the kubelet, as happens on a machine that is too busy.
 	lowered := func() (told bool) {
 		changes, err := c.client.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{
 			ResourceVersion: c.node(t).ResourceVersion,
@@ -395,7 +395,7 @@ func testDeathAfterLowering(t *testing.T, c *cluster) {
 	if err := errors.Join(killed, err); err != nil {
 		t.Fatal(err)
 	}
-	// Its plugin is gone, so the kubelet has none; it does not say 8, which it never had.
+	// Its plugin is gone, so the kubelet has 0 devices; 8 is a number that it never had.
 	c.await(t, "the kubelet's own number", func() error {
 		if got := offered(c.node(t).Status.Allocatable)[shared]; got != 0 {
 			return fmt.Errorf("allocatable is %d", got)
@@ -405,7 +405,7 @@ func testDeathAfterLowering(t *testing.T, c *cluster) {
 	c.report.note("Virgate dies after its lowering patch: until the Node had the kubelet's number, which reports every "+kubeletPeriod, took(began))
 }
 
-// pushedLists counts the lists that the kubelet was sent, by its log.
+// pushedLists counts the lists that the kubelet was sent, by the kubelet's log.
 func (c *cluster) pushedLists(t *testing.T) int {
 	t.Helper()
 	text, err := os.ReadFile(c.kubelet.log)

@@ -22,8 +22,7 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// testKubeletRestarts ends the kubelet, in order and by force, while pods hold
-// shares.
+// testKubeletRestarts stops the kubelet, gracefully and by force, while pods hold shares.
 func testKubeletRestarts(t *testing.T, c *cluster) {
 	c.install(t, "node=sim:t4x2", fourShares)
 	all := map[string]int64{shared: 8}
@@ -58,8 +57,8 @@ func testKubeletRestarts(t *testing.T, c *cluster) {
 	c.fill(t, append(holders, lasting.Name, "stopped-0", "killed-0"), 2, 4)
 }
 
-// testContainerdRestarts does the same to the container runtime, which neither
-// Virgate nor a running pod needs.
+// testContainerdRestarts does the same to the container runtime, which neither Virgate nor a running pod
+// needs.
 func testContainerdRestarts(t *testing.T, c *cluster) {
 	c.install(t, "node=sim:t4x2", fourShares)
 	all := map[string]int64{shared: 8}
@@ -90,7 +89,7 @@ func testContainerdRestarts(t *testing.T, c *cluster) {
 	c.fill(t, append(holders, "stopped-0", "killed-0"), 2, 4)
 }
 
-// registrations is how often the kubelet had to be told of Virgate.
+// registrations returns how often Virgate has registered with the kubelet.
 func registrations(t *testing.T, plugin *v1.Pod) string {
 	t.Helper()
 	values, err := series(plugin, "virgate_kubelet_registrations_total", `resource="nvidia.com/gpu"`)
@@ -100,7 +99,7 @@ func registrations(t *testing.T, plugin *v1.Pod) string {
 	return values[0]
 }
 
-// testPluginKilled kills Virgate without a word while pods hold shares.
+// testPluginKilled kills Virgate without warning while pods hold shares.
 func testPluginKilled(t *testing.T, c *cluster) {
 	c.expectRestarts(t)
 	c.install(t, "node=sim:t4x2", fourShares)
@@ -128,9 +127,9 @@ func testPluginKilled(t *testing.T, c *cluster) {
 	c.awaitAllocatable(t, all)
 	c.undisturbed(t, before)
 	c.fill(t, holders, 2, 4)
-	// The socket of the one that was killed is in nobody's way. Asked again, for the
-	// output of a command that ends at once does not always come through. It also lists
-	// the GPUs of the parts before, as lost: the machine was not rebooted since.
+	// The socket of the killed process does no harm. The command is repeated, because the output of one
+	// that ends at once may be cut off. It also lists the GPUs of the previous parts, as lost: the machine
+	// was not rebooted since.
 	c.await(t, "virgate health", func() error {
 		health, err := c.exec(t, c.plugin(t), "/usr/bin/virgate", "health")
 		if strings.Count(health, "  healthy") != 2 {
@@ -140,9 +139,9 @@ func testPluginKilled(t *testing.T, c *cluster) {
 	})
 }
 
-// testStandby kills Virgate again and again while pods start and end, with a second
-// container that stands by and without. With it the shares come back from a program that ran
-// before, and whoever was killed stands by next; how many pods that saves is noted.
+// testStandby kills Virgate again and again while pods start and end, with a standby container and without.
+// With one, the shares come back from a program that already ran, and the killed one stands by next. The
+// report notes how many pods that saves.
 func testStandby(t *testing.T, c *cluster) {
 	c.expectRestarts(t)
 	kills := repeat.Times(4, 10)
@@ -153,7 +152,7 @@ func testStandby(t *testing.T, c *cluster) {
 		c.awaitAllocatable(t, all)
 		before := c.podStates(t, c.hold(t, fmt.Sprintf("holder-%t", enabled), 2))
 		d := c.watchCluster(t)
-		d.rollingOut = true // The kubelet is cut off from the one that is killed, too.
+		d.rollingOut = true // The kubelet loses its connection to the killed process, too.
 		ctx, cancel := context.WithCancel(t.Context())
 		var busy sync.WaitGroup
 		busy.Go(func() { c.startPods(ctx, d) })
@@ -170,7 +169,7 @@ func testStandby(t *testing.T, c *cluster) {
 							return fmt.Errorf("%s is not", status.Name)
 						}
 					}
-					ran, killed = c.virgates(t), serving(t) // The kubelet may not have told yet that one is away.
+					ran, killed = c.virgates(t), serving(t) // The kubelet may not have reported yet that one is away.
 					if want := map[bool]int{true: 2, false: 1}[enabled]; len(ran) != want || !slices.Contains(ran, killed) {
 						return fmt.Errorf("there are %v, want %d, and %d serves", ran, want, killed)
 					}
@@ -205,7 +204,7 @@ func testStandby(t *testing.T, c *cluster) {
 	}
 }
 
-// notes notes what the kills cost.
+// notes notes the cost of the kills.
 func (c *cluster) notes(t *testing.T, d *eventLog, kills int, standby bool, gaps []gap) {
 	t.Helper()
 	d.mu.Lock()
@@ -238,7 +237,7 @@ func (c *cluster) virgates(t *testing.T) (all []int) {
 	return all
 }
 
-// serving is the process that has Virgate's lock, 0 for none.
+// serving returns the process that has Virgate's lock, 0 for none.
 func serving(t *testing.T) int {
 	t.Helper()
 	info, err := os.Stat("/var/lib/kubelet/device-plugins/virgate.lock")
@@ -264,7 +263,7 @@ func serving(t *testing.T) int {
 	return 0
 }
 
-// resident is how much memory the process has.
+// resident returns the process's resident memory.
 func resident(t *testing.T, process int) string {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", process))
@@ -279,9 +278,8 @@ func resident(t *testing.T, process int) string {
 	return "unknown"
 }
 
-// testOutage ends the API server while pods hold shares. The profile is edited in
-// the moment before, a GPU becomes too hot meanwhile, and the profile is edited
-// once more when the API server is back.
+// testOutage stops the API server while pods hold shares. The profile is edited just before, a GPU
+// overheats meanwhile, and the profile is edited again when the API server is back.
 func testOutage(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	c.profiles(t, "edited", map[string]string{"chosen": replicas("4")})
@@ -316,8 +314,8 @@ func testOutage(t *testing.T, c *cluster) {
 	}
 }
 
-// answers waits until the pod answers all that it should, also where a part of the
-// cluster is missing; it is not ready in the moment in which it takes up what was edited.
+// answers waits until the pod answers all requests, even if a part of the cluster is missing. It is not
+// ready for a moment while it takes up an edit.
 func (c *cluster) answers(t *testing.T, plugin *v1.Pod) {
 	t.Helper()
 	for _, path := range []string{"/healthz", "/readyz", "/status", "/api/v1/status"} {
@@ -331,8 +329,8 @@ func (c *cluster) answers(t *testing.T, plugin *v1.Pod) {
 	}
 }
 
-// awaitHalf waits until Virgate lists one GPU's devices as healthy and the other's
-// not, and returns how many: four, or five if it had seen the edit.
+// awaitHalf waits until Virgate lists one GPU's devices as healthy and the other's as unhealthy. It returns
+// the number of healthy ones: four, or five if Virgate had seen the edit.
 func (c *cluster) awaitHalf(t *testing.T, plugin *v1.Pod) (healthy int64) {
 	t.Helper()
 	c.await(t, "half of the devices to be healthy", func() error {
@@ -354,14 +352,14 @@ func (c *cluster) awaitHalf(t *testing.T, plugin *v1.Pod) (healthy int64) {
 	return healthy
 }
 
-// heat makes GPU 0 too hot without asking the API server: through the container's
-// file system, which its process shows.
+// heat overheats GPU 0 without the API server: through the container's file system, which its process
+// shows.
 func heat(t *testing.T, c *cluster, plugin *v1.Pod) {
 	t.Helper()
 	c.simulate(t, plugin, "temperature", "--gpu", "0", "95")
 }
 
-// simulate has the pod's simulated node do something.
+// simulate runs a command of the pod's simulated node.
 func (c *cluster) simulate(t *testing.T, plugin *v1.Pod, verb ...string) {
 	t.Helper()
 	if err := c.trySimulate(t, plugin, verb...); err != nil {
@@ -369,7 +367,7 @@ func (c *cluster) simulate(t *testing.T, plugin *v1.Pod, verb ...string) {
 	}
 }
 
-// trySimulate is simulate for what the simulated node may refuse.
+// trySimulate is simulate for commands that the simulated node may refuse.
 func (c *cluster) trySimulate(t *testing.T, plugin *v1.Pod, verb ...string) error {
 	t.Helper()
 	for _, process := range processes(t, plugin) {
@@ -381,11 +379,10 @@ func (c *cluster) trySimulate(t *testing.T, plugin *v1.Pod, verb ...string) erro
 	return nil
 }
 
-// rollouts is how often one version takes over from another, an even number.
+// rollouts is how often one version takes over from another; it must be even.
 var rollouts = repeat.Times(2, 4)
 
-// testRollout rolls the DaemonSet to another version and back while pods start
-// and end all the time.
+// testRollout rolls the DaemonSet to another version and back while pods start and end all the time.
 func testRollout(t *testing.T, c *cluster) {
 	c.install(t, "node=sim:dgx-a100", fourShares)
 	c.awaitAllocatable(t, map[string]int64{shared: 32})
@@ -400,18 +397,18 @@ func testRollout(t *testing.T, c *cluster) {
 	var busy sync.WaitGroup
 	busy.Go(func() { c.startPods(ctx, d) })
 	busy.Go(func() { d.followTruth(ctx, kubelet) })
-	// Whatever ends the test, nobody writes to it after.
+	// However the test ends, nothing writes to it afterwards.
 	defer busy.Wait()
 	defer cancel()
 
 	first, sum := time.Now(), time.Duration(0)
-	var ended []time.Time // The rollouts.
+	var ended []time.Time // When the rollouts ended.
 	for i := range rollouts {
 		tag := []string{nextVersion, version}[i%2]
 		began := time.Now()
 		c.install(t, "node=sim:dgx-a100", fourShares, "image.tag="+tag)
 		sum += since(began)
-		// Helm asks for no more than a new pod that is ready.
+		// Helm waits only for a new pod that is ready.
 		c.await(t, "the new pod to be alone", func() error { return d.only("virgate:" + tag) })
 		c.awaitAllocatable(t, map[string]int64{shared: 32})
 		ended = append(ended, time.Now())
@@ -424,11 +421,10 @@ func testRollout(t *testing.T, c *cluster) {
 	c.judgeRollouts(t, d, first, ended, len(holders))
 }
 
-// judgeRollouts says that old and new were ready together each time, that the
-// kubelet had all shares or none, none only between two plugins, and that no pod was
-// refused at any other moment. How long such a moment is, and whether it is one or two,
-// is the kubelet's affair, which may take the new one's registration before it has
-// heard of the old one's end; test/speed measures Virgate's part.
+// judgeRollouts checks that old and new were ready together each time, that the kubelet had all shares or
+// none, none only between two plugins, and that no pod was refused at any other moment. The kubelet may
+// take the new one's registration before it has heard of the old one's end, so this does not judge the
+// number and length of those moments; test/speed measures Virgate's part.
 func (c *cluster) judgeRollouts(t *testing.T, d *eventLog, began time.Time, ended []time.Time, holders int) {
 	t.Helper()
 	d.mu.Lock()
@@ -471,25 +467,25 @@ func (c *cluster) judgeRollouts(t *testing.T, d *eventLog, began time.Time, ende
 	c.report.note("rollouts: times the node's status said 0", fmt.Sprint(count(d.statuses, func(s status) bool { return s.allocatable[shared] == 0 })))
 }
 
-// kubeletLog is what the kubelet's log says of a plugin's end and the next one's begin, and of
-// the pods that come, by the numbers of the lines: the order does not depend on how fast it is.
+// kubeletLog is what the kubelet's log says about the ends and starts of plugins, and about arriving pods.
+// Line numbers give the order, which does not depend on the machine's speed.
 type kubeletLog struct {
 	gaps     []gap
 	admitted []int          // Each pod that it began to look at and did not refuse.
 	refused  map[string]int // By the pods' names.
 }
 
-// gap is between the end of one plugin's stream and the first list of the next: the kubelet
+// gap is the time between the end of one plugin's stream and the next one's first list. In it, the kubelet
 // has no plugin for the shares.
 type gap struct {
 	begin, end       time.Time
 	beginsAt, endsAt int
 }
 
-// explains says that the kubelet refused the pod because of a gap: in it, or so shortly before
-// or after that no other pod was taken between. The log has the end of a stream shortly after it,
-// and a list shortly before it counts. OutOf is what the kubelet finds in its copy of the node's
-// status, which may be older than the end of one rollout, but not of two.
+// explains reports whether the kubelet refused the pod because of a gap: in it, or so shortly before or
+// after that it admitted no other pod between. The log has the end of a stream shortly after it, and a list
+// shortly before it counts. An OutOf refusal goes by the kubelet's copy of the node's status, which may be
+// older than the end of one rollout, but not of two.
 func (k *kubeletLog) explains(name string, l *podRecord, rolloutsEnded []time.Time) bool {
 	at, known := k.refused[name]
 	if !known {
@@ -537,7 +533,7 @@ func (c *cluster) kubeletLog(t *testing.T, since time.Time) *kubeletLog {
 		if !device && !comes && !denied {
 			continue
 		}
-		// Such as I1122 15:48:07.676210, without the year.
+		// Such as I1122 15:48:07.676210; it lacks the year.
 		at, err := time.ParseInLocation("20060102 15:04:05.000000", since.Format("2006")+line[1:21], time.Local)
 		if err != nil {
 			t.Fatal(err)
@@ -570,7 +566,7 @@ func (c *cluster) kubeletLog(t *testing.T, since time.Time) *kubeletLog {
 // podInLog is a pod of the tests in the kubelet's log.
 var podInLog = regexp.MustCompile(`"` + workspace + `/([^"]+)"`)
 
-// followTruth looks what the kubelet has until the context ends.
+// followTruth records what the kubelet has until the context ends.
 func (d *eventLog) followTruth(ctx context.Context, kubelet api.PodResourcesListerClient) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -580,7 +576,7 @@ func (d *eventLog) followTruth(ctx context.Context, kubelet api.PodResourcesList
 			return
 		case <-tick.C:
 		}
-		if devices, err := healthy(ctx, kubelet); err == nil { // It refuses whom it finds too eager.
+		if devices, err := healthy(ctx, kubelet); err == nil { // The kubelet refuses clients that ask too often.
 			d.addKubeletState(devices)
 		}
 	}
@@ -595,14 +591,14 @@ func count(all []status, is func(status) bool) (found int) {
 	return found
 }
 
-// startPods creates pods one after another until the context ends, and deletes each
-// when it runs or was refused, and a few more have been created.
+// startPods creates pods one after another until the context ends. It deletes each one when it runs or was
+// refused and a few more have been created.
 func (c *cluster) startPods(ctx context.Context, d *eventLog) {
-	// Each pod takes two seconds of a processor: more of them would delay what they run beside.
+	// Each pod takes two seconds of a processor: more of them would delay the test they run beside.
 	tick, most := time.NewTicker(time.Duration(repeat.Times(1000, 100))*time.Millisecond), repeat.Times(6, 20)
 	defer tick.Stop()
 	pods := c.client.CoreV1().Pods(workspace)
-	calls := context.WithoutCancel(ctx) // None is cut off in the middle.
+	calls := context.WithoutCancel(ctx) // No call is cut off in the middle.
 	var waiting []string
 	for i := 0; ; i++ {
 		select {
@@ -627,13 +623,13 @@ func (c *cluster) startPods(ctx context.Context, d *eventLog) {
 	}
 }
 
-// testFault lets a GPU fail while pods hold its shares, and mends it.
+// testFault has a GPU fail while pods hold its shares, and recover.
 func testFault(t *testing.T, c *cluster) {
-	c.install(t, "node=sim:t4x2", fourShares, "--probe=2s") // Heat, and the end of any fault, is seen by a probe.
+	c.install(t, "node=sim:t4x2", fourShares, "--probe=2s") // A probe sees heat, and the end of any fault.
 	all := map[string]int64{shared: 8}
 	c.awaitAllocatable(t, all)
 	before, plugin := c.podStates(t, c.hold(t, "holder", 2)), c.plugin(t)
-	// What an operator's dashboard shows beside faults.
+	// What an operator's dashboard shows besides faults.
 	c.simulate(t, plugin, "power", "--gpu", "0", "65")
 	c.awaitSeries(t, plugin, "virgate_gpu_power_watts", "65")
 	c.simulate(t, plugin, "throttle", "--gpu", "1", "hw_power_brake_slowdown")
@@ -641,7 +637,7 @@ func testFault(t *testing.T, c *cluster) {
 	for _, fault := range []struct {
 		name   string
 		inject []string
-		says   string // What the event says of it.
+		says   string // What the event says about it.
 		metric string
 		labels []string
 	}{
@@ -658,7 +654,7 @@ func testFault(t *testing.T, c *cluster) {
 		c.awaitSeries(t, plugin, "virgate_unit_health_state", "1", `state="unhealthy"`)
 		c.awaitSeries(t, plugin, "virgate_listed_devices", "4", `resource="nvidia.com/gpu"`, `state="unhealthy"`)
 
-		// What starts now goes to the other GPU.
+		// A pod that starts now gets the other GPU.
 		for name, started := range c.podStates(t, c.hold(t, strings.ToLower(fault.name), 1)) {
 			if strings.Contains(message, started.GPU) {
 				t.Errorf("pod %s was given the GPU of which an event had said: %s", name, message)

@@ -18,11 +18,10 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// otherHost is a Node that no kubelet stands behind.
+// otherHost is a Node without a kubelet.
 const otherHost = "node-2"
 
-// testRights tries with the tokens of Virgate's pod, of its service account alone
-// and of a stranger what each may do.
+// testRights tries what the tokens of Virgate's pod, of its service account alone and of a stranger allow.
 func testRights(t *testing.T, c *cluster) {
 	c.install(t, "node=sim:t4x2", fourShares)
 	other := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: otherHost}}
@@ -54,7 +53,7 @@ func testRights(t *testing.T, c *cluster) {
 	}
 }
 
-// checkRights compares every right that the client has, in each namespace, with a list.
+// checkRights compares every right of the client, in each namespace, with a list.
 func (c *cluster) checkRights(t *testing.T, client kubernetes.Interface) {
 	t.Helper()
 	namespaces, err := c.client.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
@@ -120,8 +119,7 @@ func rights(rule authorization.ResourceRule) (list []string) {
 	return list
 }
 
-// pluginAttempts are what Virgate does, and what else somebody would do who had
-// taken it over.
+// pluginAttempts are what Virgate does, and what an attacker would try after taking it over.
 func pluginAttempts() []attempt {
 	const changes = "virgate changes "
 	return []attempt{
@@ -158,7 +156,7 @@ func pluginAttempts() []attempt {
 	}
 }
 
-// strangerAttempts are the same for somebody to whom nothing was given.
+// strangerAttempts are the same for an account without any rights.
 func strangerAttempts() []attempt {
 	return []attempt{
 		{"node", func(ctx context.Context, client *kubernetes.Clientset) error {
@@ -173,16 +171,16 @@ func strangerAttempts() []attempt {
 	}
 }
 
-// attempt is something that is tried with a token, without any effect; refused is
-// part of the API server's refusal, empty for what is allowed.
+// attempt is something tried with a token, without any effect. refused is part of the API server's refusal,
+// empty for what is allowed.
 type attempt struct {
 	name    string
 	try     func(context.Context, *kubernetes.Clientset) error
 	refused string
 }
 
-// allowed waits until the attempt ends as it should: a policy is not in force at
-// once, and an allowed one may meet another writer.
+// allowed waits until the attempt ends as it should: a policy takes a moment to be in force, and an allowed
+// attempt may conflict with another writer.
 func (c *cluster) allowed(t *testing.T, client *kubernetes.Clientset, a attempt) {
 	t.Helper()
 	c.await(t, "the API server's word", func() error {
@@ -219,7 +217,7 @@ func patchNode(name, patch string, subresources ...string) func(context.Context,
 	}
 }
 
-// tell makes an event about the node.
+// tell creates an event about the node.
 func tell(node string) func(context.Context, *kubernetes.Clientset) error {
 	return func(ctx context.Context, client *kubernetes.Clientset) error {
 		event := &v1.Event{
@@ -232,8 +230,8 @@ func tell(node string) func(context.Context, *kubernetes.Clientset) error {
 	}
 }
 
-// token is one of Virgate's service account, bound to the pod as the kubelet has
-// it, or to none.
+// token returns a token of Virgate's service account, bound to the pod as the kubelet's is, or to no pod
+// for nil.
 func (c *cluster) token(t *testing.T, pod *v1.Pod) string {
 	t.Helper()
 	request := &authentication.TokenRequest{}
@@ -247,7 +245,7 @@ func (c *cluster) token(t *testing.T, pod *v1.Pod) string {
 	return answer.Status.Token
 }
 
-// as is a client with that token alone.
+// as returns a client with only that token.
 func (c *cluster) as(t *testing.T, token string) *kubernetes.Clientset {
 	t.Helper()
 	config := rest.AnonymousClientConfig(c.config)
@@ -259,8 +257,7 @@ func (c *cluster) as(t *testing.T, token string) *kubernetes.Clientset {
 	return client
 }
 
-// testAdmission has the chart's policies judge pods, before and after their
-// namespace is given the label.
+// testAdmission checks the chart's policies for pods, before and after their namespace gets the label.
 func testAdmission(t *testing.T, c *cluster) {
 	c.install(t, "node=sim:t4x2", fourShares, "admission.oneSharePerContainer=true", "admission.sharesNeedNamespaceLabel=true")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
@@ -268,7 +265,7 @@ func testAdmission(t *testing.T, c *cluster) {
 	preparing.Spec.InitContainers = pod("", shared, 2).Spec.Containers
 	preparing.Spec.InitContainers[0].Name = "prepare"
 	const one, place = "a container may have at most one share of a GPU", "virgate.github.io/shared-gpus=allowed"
-	const either = "ValidatingAdmissionPolicy" // Of several that refuse, the API server names any one.
+	const either = "ValidatingAdmissionPolicy" // If several refuse, the API server names any one.
 	for _, namespaces := range []struct {
 		name, label string
 		attempts    []attempt
@@ -294,18 +291,19 @@ func testAdmission(t *testing.T, c *cluster) {
 	}
 	c.run(t, pod("one", shared, 1))
 
-	// Without the values, nobody is judged any more.
+	// Without the values, no pod is judged.
 	c.labelNamespace(t, "null")
 	c.install(t, "node=sim:t4x2", fourShares)
 	c.allowed(t, c.client, attempt{"two shares", create(pod("two", shared, 2)), ""})
 
-	// What no node could ever give, as with spread: strict, makes no pods that fail one after another.
+	// As with spread: strict, a request that no node could ever satisfy is refused, instead of making pods
+	// that fail one after another.
 	c.install(t, "node=sim:t4x2", fourShares, `admission.mostPerContainer.nvidia\.com/gpu=2`, `admission.mostPerContainer.nvidia\.com/g_pu=9`, `admission.mostPerContainer.nvidia\.com/g-pu=9`)
 	c.allowed(t, c.client, attempt{"more than there are GPUs", create(pod("three", shared, 3)), "a container may have at most 2 of nvidia.com/gpu"})
 	c.allowed(t, c.client, attempt{"as many as there are GPUs", create(pod("two", shared, 2)), ""})
 }
 
-// create is the attempt to make the pod.
+// create is the attempt to create the pod.
 func create(pod *v1.Pod) func(context.Context, *kubernetes.Clientset) error {
 	return func(ctx context.Context, client *kubernetes.Clientset) error {
 		_, err := client.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
@@ -313,8 +311,8 @@ func create(pod *v1.Pod) func(context.Context, *kubernetes.Clientset) error {
 	}
 }
 
-// labelNamespace gives the pods' namespace the label that lets shares be used in
-// it, which is taken away at the end of the test. The value is JSON.
+// labelNamespace sets the label that allows shares on the pods' namespace, and removes it at the end of the
+// test. The value is JSON.
 func (c *cluster) labelNamespace(t *testing.T, value string) {
 	t.Helper()
 	write := func(ctx context.Context, value string) error {

@@ -8,8 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// testRules has rules of the chart choose the node's profile, by the labels of one pool and then of another: relabelled,
-// edited, broken, and reverted. No pod notices.
+// testRules has the chart's rules choose the node's profile by the labels of one pool and then of another,
+// and edits, breaks and reverts the rules. No pod notices.
 func testRules(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.setLabels(t, "", map[string]any{"pool": nil}) })
 	c.install(t, "node=sim:t4x4", "config.default=exclusive",
@@ -20,7 +20,7 @@ func testRules(t *testing.T, c *cluster) {
 	c.awaitAllocatable(t, map[string]int64{shared: 4})
 	c.awaitCondition(t, v1.ConditionTrue, "Serving", "exclusive by default: no rule of "+source+" matches: ")
 
-	// A label that comes late, and another pool.
+	// The label comes late, and then another pool.
 	began := time.Now()
 	c.setLabels(t, "", map[string]any{"pool": "a"})
 	c.awaitAllocatable(t, map[string]int64{shared: 16})

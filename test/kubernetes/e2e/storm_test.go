@@ -20,17 +20,17 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// sharingMode is how a GPU is offered: by which name, and shared or whole.
+// sharingMode is how a GPU is offered: its resource name, and whether it is shared.
 type sharingMode struct {
 	resource string
 	shared   bool
 }
 
-// layout is how many devices each of the node's eight GPUs is to have in each way:
-// what a profile says, worked out by hand.
+// layout is how many devices each of the node's eight GPUs should have in each mode, worked out from a
+// profile by hand.
 type layout map[sharingMode][8]int
 
-// alike gives that many to GPUs from first up to last, last not included.
+// alike gives this count to the GPUs from first to last, excluding last.
 func alike(count, first, last int) (counts [8]int) {
 	for i := first; i < last; i++ {
 		counts[i] = count
@@ -38,8 +38,8 @@ func alike(count, first, last int) (counts [8]int) {
 	return counts
 }
 
-// change is what one layout gives a resource more than another, and takes from it.
-// To be offered in another way is both.
+// change reports whether the second layout gives a resource more than the first, and whether it takes some
+// away. A change of mode does both.
 func change(from, to layout, resource string) (gives, takes bool) {
 	for _, shared := range []bool{false, true} {
 		w := sharingMode{resource, shared}
@@ -51,11 +51,10 @@ func change(from, to layout, resource string) (gives, takes bool) {
 	return gives, takes
 }
 
-// offers is what the node has of the resource at rest, when pods hold so many
-// devices of each GPU in each mode. What pods hold beyond a smaller number of shares
-// stays allocatable; what they hold in a mode that is to end does not. A GPU is
-// offered in its new mode when nobody holds it in another. Until then one that is to be shared
-// under the name under which a pod has it alone is that pod's, and allocatable.
+// offers is how many of the resource the node has at rest, when pods hold this many devices of each GPU in
+// each mode. What pods hold beyond a smaller number of shares stays allocatable; what they hold in a mode
+// that ends does not. A GPU is offered in its new mode when no pod holds it in another. If a pod holds a
+// GPU alone that is to be shared under the same name, it stays that pod's, and allocatable.
 func (l layout) offers(resource string, held map[sharingMode][8]int) (count int64) {
 	for gpu := range 8 {
 		for _, shared := range []bool{false, true} {
@@ -81,7 +80,7 @@ func heldOtherwise(held map[sharingMode][8]int, than sharingMode, gpu int) bool 
 	return false
 }
 
-// stormResources are all that the layouts have.
+// stormResources are all resources of the layouts.
 var stormResources = []string{"nvidia.com/gpu", "nvidia.com/gpu.shared"}
 
 // stormProfile is one of the example profiles whose number of shares the storm edits.
@@ -115,7 +114,7 @@ func (p stormProfile) text(t *testing.T, shares int) string {
 	return strings.Replace(string(content), before, "replicas: "+strconv.Itoa(shares), 1)
 }
 
-// The storm: so many pods and switches, at most so many pods at once.
+// stormPods and stormSwitches are the storm's numbers of pods and of profile switches.
 var stormPods, stormSwitches = repeat.Times(50, 150), repeat.Times(12, 40)
 
 const (
@@ -123,9 +122,9 @@ const (
 	stormMap   = "storm"
 )
 
-// storm creates and deletes pods of all that is on offer while the profile changes.
+// storm creates and deletes pods of all offered resources while the profile changes.
 type storm struct {
-	// name is that of the part, and its pods' first word.
+	// name is the name of the part, and the prefix of its pods' names.
 	name    string
 	c       *cluster
 	random  *rand.Rand
@@ -133,30 +132,30 @@ type storm struct {
 	kubelet api.PodResourcesListerClient
 	monitor *shareMonitor
 
-	// profile is the label's, edited says of each whether its text is the other one.
+	// profile is the label's profile; edited tells for each profile whether its text is the edited one.
 	profile  int
 	edited   []bool
 	layout   layout
 	switches []switching
-	// rests are when the node had come to what it was to offer.
+	// rests are the times when the node had come to offer what it should.
 	rests   []time.Time
 	created int
-	// leaving is when each pod that is there is to go, which is at least and at most so
-	// long after it came; most how many ran at once.
+	// leaving is when each existing pod is to be deleted: between atLeast and upTo after it came. most is
+	// the most that ran at once.
 	leaving       map[string]time.Time
 	atLeast, upTo time.Duration
 	most          int
 }
 
-// switching is a change of what the node is to offer. It is shown when the node's
-// status has all of it.
+// switching is a change of what the node is to offer. shown is when the node's status had all of it.
 type switching struct {
 	at, shown time.Time
 	from, to  layout
 	name      string
 }
 
-// newStorm is one whose pods stay as long as that; they go with the test.
+// newStorm returns a storm whose pods stay between atLeast and upTo; they are deleted at the end of the
+// test.
 func newStorm(t *testing.T, c *cluster, name string, atLeast, upTo time.Duration) *storm {
 	t.Helper()
 	t.Cleanup(func() { c.clear(t) })
@@ -196,7 +195,7 @@ func (s *storm) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(s.random.Int64N(int64(most-least)))
 }
 
-// begin installs Virgate and follows what happens from then on.
+// begin installs Virgate and starts to follow the node and the pods.
 func (s *storm) begin(t *testing.T) {
 	texts := map[string]string{}
 	for _, profile := range stormProfiles {
@@ -248,15 +247,15 @@ func (s *storm) change(t *testing.T) {
 	s.c.editProfile(t, stormMap, profile.name, profile.text(t, shares))
 }
 
-// goTo says that the node will be asked for that layout now.
+// goTo notes that the node is now asked for that layout.
 func (s *storm) goTo(name string, to layout) {
 	s.monitor.want(to)
 	s.switches = append(s.switches, switching{at: time.Now(), from: s.layout, to: to, name: name})
 	s.layout = to
 }
 
-// nextProfile is another one, most often one of the first two: a GPU goes over to
-// another name only when nobody holds it.
+// nextProfile returns another profile, most often one of the first two: a GPU changes to another name only
+// when no pod holds it.
 func (s *storm) nextProfile() int {
 	if next := s.random.IntN(2); next != s.profile && s.random.IntN(4) > 0 {
 		return next
@@ -264,7 +263,7 @@ func (s *storm) nextProfile() int {
 	return (s.profile + 1 + s.random.IntN(len(stormProfiles)-1)) % len(stormProfiles)
 }
 
-// addPod creates a pod for one of a resource that the node's status says it has.
+// addPod creates a pod that requests a resource of the node's status.
 func (s *storm) addPod(t *testing.T) {
 	t.Helper()
 	names := s.events.onOffer()
@@ -279,7 +278,7 @@ func (s *storm) addPod(t *testing.T) {
 	s.leaving[one.Name] = time.Now().Add(s.between(s.atLeast, s.upTo))
 }
 
-// removePods deletes those whose time has come, and those that were refused.
+// removePods deletes the pods whose time is over, and the refused ones.
 func (s *storm) removePods(t *testing.T, now time.Time) {
 	t.Helper()
 	for name, leaves := range s.leaving {
@@ -298,9 +297,9 @@ func (s *storm) removePod(t *testing.T, name string) {
 	delete(s.leaving, name)
 }
 
-// standStill waits until the node offers what it is to offer with what pods hold,
-// and looks that each pod sees what the kubelet says it holds. Where the kubelet has given a device
-// to two pods, one goes, as docs/how-to/troubleshoot-containers.md says.
+// standStill waits until the node offers what it should beside what pods hold, and checks that each pod
+// sees what the kubelet says it holds. If the kubelet has given a device to two pods, it deletes one, as
+// docs/how-to/troubleshoot-containers.md says.
 func (s *storm) standStill(t *testing.T) {
 	t.Helper()
 	before := s.monitor.looked()
@@ -332,16 +331,16 @@ func (s *storm) standStill(t *testing.T) {
 	s.rest()
 }
 
-// rest notes that the node has come to what it is to offer.
+// rest notes that the node offers what it should.
 func (s *storm) rest() {
 	s.rests = append(s.rests, time.Now())
 	s.monitor.rest()
 }
 
-// around is the time whose events can have to do with each other: from the last rest but one
-// before that moment to the second one after. A rest is when Virgate, the kubelet and the API
-// server agree; the scheduler, the kubelet's copy of the node and the test's own watches hear of
-// it later, but not as late as at the next one. However slow the machine is, that order stays.
+// around returns the time span of events that can be related to that moment: from the last rest but one
+// before it to the second one after it. At a rest, Virgate, the kubelet and the API server agree. The
+// scheduler, the kubelet's copy of the node and the test's own watches learn of it later, but before the
+// next rest. That order holds however slow the machine is.
 func (s *storm) around(moment time.Time) (from, to time.Time) {
 	next := sort.Search(len(s.rests), func(i int) bool { return s.rests[i].After(moment) })
 	to = time.Now()
@@ -354,7 +353,7 @@ func (s *storm) around(moment time.Time) (from, to time.Time) {
 	return from, to
 }
 
-// wanted is what the node is to offer with what pods hold now.
+// wanted is what the node should offer beside what pods hold now.
 func (s *storm) wanted() map[string]int64 {
 	held := s.monitor.counts()
 	want := map[string]int64{}
@@ -366,7 +365,7 @@ func (s *storm) wanted() map[string]int64 {
 	return want
 }
 
-// end takes all away and judges what the event log says.
+// end removes all pods and judges the event log.
 func (s *storm) end(t *testing.T) {
 	t.Helper()
 	s.standStill(t)
@@ -379,10 +378,9 @@ func (s *storm) end(t *testing.T) {
 	s.judge(t)
 }
 
-// judge holds all that the event log has of a storm against what may be. The kubelet has
-// less of a resource because of a switch, or of pods that ended and held what the
-// profile wants no more. A pod is refused because it was bound when the node's status
-// said more than the kubelet had.
+// judge checks the event log of a storm. The kubelet may have less of a resource only because of a switch,
+// or because pods ended whose devices the profile no longer has. A pod may be refused only if it was bound
+// when the node's status said more than the kubelet had.
 func (s *storm) judge(t *testing.T) {
 	t.Helper()
 	s.events.mu.Lock()
@@ -424,9 +422,9 @@ func (s *storm) judge(t *testing.T) {
 	note("until the health of what pods hold followed a switch, at most", time.Duration(s.monitor.slowest.Load()).Round(time.Millisecond).String())
 }
 
-// overtaken says why the pod was refused: the scheduler chose by what the node's status
-// had said of its resource, the kubelet by what it had itself, or by its copy of the
-// status, and any of them may be as old as around says. It is empty if all said the same.
+// overtaken returns why the pod was refused; empty if all sources agreed. The scheduler went by the node's
+// status, the kubelet by its own devices or by its copy of the status, and each of these may be as old as
+// around allows.
 func (s *storm) overtaken(l *podRecord) string {
 	from, _ := s.around(l.bound)
 	statuses, states := during(s.events.statuses, from, l.refused), during(s.events.kubeletStates, from, l.refused)
@@ -444,8 +442,8 @@ func (s *storm) overtaken(l *podRecord) string {
 	return fmt.Sprintf("bound %s and refused %s: between %d and %d of %s since %s", l.bound.Format(clock), l.refused.Format(clock), least, most, l.resource, from.Format(clock))
 }
 
-// during are those that held at any moment between, and the two that were seen next: they may
-// have been true before they were seen.
+// during returns the statuses that held at any moment of the span, and the next two: they may have been
+// true before they were seen.
 func during(all []status, from, to time.Time) []status {
 	first := sort.Search(len(all), func(i int) bool { return all[i].at.After(from) })
 	last := sort.Search(len(all), func(i int) bool { return all[i].at.After(to) })
@@ -454,12 +452,12 @@ func during(all []status, from, to time.Time) []status {
 
 const clock = "15:04:05.000"
 
-// fall is that the kubelet has less of a resource than before.
+// fall is a moment when the kubelet has less of a resource than before.
 type fall struct {
 	at       time.Time
 	resource string
 	from, to int64
-	cause    string // Empty for none that is allowed.
+	cause    string // Empty if no allowed cause explains it.
 }
 
 func (s *storm) falls() []fall {
@@ -475,7 +473,7 @@ func (s *storm) falls() []fall {
 	return all
 }
 
-// cause is why so many of a resource may go at that time.
+// cause returns why this many of a resource may go at that time.
 func (s *storm) cause(at time.Time, resource string, count int64) string {
 	from, to := s.around(at)
 	for _, each := range slices.Backward(s.switches) {
@@ -483,7 +481,7 @@ func (s *storm) cause(at time.Time, resource string, count int64) string {
 			return fmt.Sprintf("%s after %s", at.Sub(each.at).Round(time.Millisecond), each.name)
 		}
 	}
-	ended := int64(0) // Before or after: of fifty that end together the API server hears late.
+	ended := int64(0) // Before or after: the API server learns late when fifty pods end together.
 	for _, l := range s.events.pods {
 		if l.resource == resource && !l.ran.IsZero() && l.ended.After(from) && l.ended.Before(to) {
 			ended++
@@ -495,7 +493,7 @@ func (s *storm) cause(at time.Time, resource string, count int64) string {
 	return ""
 }
 
-// lately are the switches that could matter at that time.
+// lately lists the switches that could matter at that time.
 func (s *storm) lately(at time.Time) string {
 	from, _ := s.around(at)
 	var names []string
@@ -507,8 +505,8 @@ func (s *storm) lately(at time.Time) string {
 	return fmt.Sprintf("%q since %s", names, from.Format(clock))
 }
 
-// reportSwitches notes how long it took from a switch to the first status of the
-// node that shows it: less of what it takes or more of what it gives.
+// reportSwitches notes the time from a switch to the first status of the node that shows it: less of what
+// the switch takes, or more of what it gives.
 func (s *storm) reportSwitches() {
 	s.events.mu.Lock()
 	defer s.events.mu.Unlock()

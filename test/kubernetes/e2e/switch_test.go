@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// testBadProfile asks for profiles that cannot be, then mends one.
+// testBadProfile asks for impossible profiles, then mends one.
 func testBadProfile(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	c.profiles(t, "faulty", map[string]string{"four": replicas("4"), "edited": replicas("many")})
@@ -25,7 +25,7 @@ func testBadProfile(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	for _, bad := range []struct {
 		label, text string
-		words       []string // What the event and the condition say of it.
+		words       []string // What the event and the condition say about it.
 	}{
 		{"nowhere", replicas("many"), []string{"nowhere"}},
 		{"edited", replicas("many"), []string{"faulty", "edited", "sharing.timeSlicing.resources[0].replicas", `"many"`}},
@@ -54,7 +54,7 @@ func testBadProfile(t *testing.T, c *cluster) {
 	c.undisturbed(t, before)
 }
 
-// replicas is a profile that offers each GPU as many times as the number says.
+// replicas is a profile that offers each GPU this many times.
 func replicas(number string) string {
 	return "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - name: nvidia.com/gpu\n      replicas: " + number + "\n"
 }
@@ -70,7 +70,7 @@ func testRename(t *testing.T, c *cluster) {
 	before := c.podStates(t, holders)
 
 	c.label(t, "time-slicing-4-renamed")
-	// What is held under the old name is Unhealthy: nobody takes it over from its holder.
+	// A share held under the old name is Unhealthy, so that no pod takes it over from its holder.
 	c.awaitAllocatable(t, map[string]int64{renamed: 4})
 	newcomers := numbered("newcomer", 5, renamed)
 	c.runAll(t, newcomers[:4])
@@ -102,7 +102,7 @@ func testRename(t *testing.T, c *cluster) {
 	c.offers(t, map[string]int64{renamed: 16})
 }
 
-// names are the pods'.
+// names returns the pods' names.
 func names(pods []*v1.Pod) []string {
 	found := make([]string, len(pods))
 	for i, pod := range pods {
@@ -111,8 +111,7 @@ func names(pods []*v1.Pod) []string {
 	return found
 }
 
-// testShrink takes shares away from a GPU on which more are held than it is to
-// have.
+// testShrink reduces the shares of a GPU on which more are held than it is to have.
 func testShrink(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "time-slicing-10-packed")
@@ -133,7 +132,7 @@ func testShrink(t *testing.T, c *cluster) {
 	}
 	c.awaitInsufficient(t, "last", shared)
 	c.undisturbed(t, before)
-	// One that waits would get what a pod leaves before Virgate sees that it is free.
+	// A waiting pod would get what a pod leaves before Virgate sees that it is free.
 	c.remove(t, "last")
 
 	// Four shares leave with the first four pods; the fifth makes room for another.
@@ -152,7 +151,7 @@ func testShrink(t *testing.T, c *cluster) {
 	c.undisturbed(t, before)
 }
 
-// testShares plays the chart's profiles for whole GPUs, by the node's label.
+// testShares switches through the chart's profiles for whole GPUs by the node's label.
 func testShares(t *testing.T, c *cluster) {
 	c.install(t, "node=sim:dgx-a100", fourShares, "config.examples=true")
 	c.offers(t, map[string]int64{"nvidia.com/gpu": 32})
@@ -220,7 +219,7 @@ func testShares(t *testing.T, c *cluster) {
 	})
 }
 
-// numbered are so many pods for one of the resource each.
+// numbered returns this many pods that request one of the resource each.
 func numbered(name string, count int, resourceName string) []*v1.Pod {
 	pods := make([]*v1.Pod, count)
 	for i := range pods {
@@ -229,7 +228,7 @@ func numbered(name string, count int, resourceName string) []*v1.Pod {
 	return pods
 }
 
-// testPartitions plays nodes whose GPUs are cut.
+// testPartitions runs on nodes with partitioned GPUs.
 func testPartitions(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	t.Run("all GPUs", func(t *testing.T) {
@@ -260,13 +259,13 @@ func testPartitions(t *testing.T, c *cluster) {
 	})
 }
 
-// apart says that each pod sees a unit of its own.
+// apart checks that each pod sees a different unit.
 func (c *cluster) apart(t *testing.T, pods []*v1.Pod, prefix string) {
 	t.Helper()
 	c.togetherOn(t, pods, prefix, len(pods))
 }
 
-// togetherOn says that each pod sees one unit of that kind, and all of them so many.
+// togetherOn checks that each pod sees one unit of that kind, and all pods together this many.
 func (c *cluster) togetherOn(t *testing.T, pods []*v1.Pod, prefix string, count int) {
 	t.Helper()
 	units := c.gpus(t, pods)

@@ -23,8 +23,8 @@ const (
 	runtimeConfig  = "toolkit/nvidia-container-runtime/config.toml"
 )
 
-// nvidiaRuntime is containerd's setting of it, beside runc, which is the default. That it is not
-// used costs nothing.
+// nvidiaRuntime is containerd's configuration of it, beside the default, runc. It costs nothing if it is
+// not used.
 func (c *cluster) nvidiaRuntime(t *testing.T) string {
 	t.Helper()
 	c.useToolkit(t, "")
@@ -56,10 +56,10 @@ type toolkitMode struct {
 	want [3][2]string
 }
 
-// testToolkit has NVIDIA's own runtime beside runc, in two modes: cdi as the GPU Operator sets it,
-// where it knows no GPU but all of them, by the operator's spec for its own programs; and jit-cdi,
-// what the mode auto is from 1.18 on. Virgate is installed with the chart's preset, and its own
-// container has its driver by that runtime. What pods see is the table of docs/reference/grants.md.
+// testToolkit has NVIDIA's own runtime beside runc, in two modes: cdi as the GPU Operator sets it, where
+// the runtime knows only all GPUs together, by the operator's spec for its own programs; and jit-cdi, which
+// the mode auto means from 1.18 on. Virgate is installed with the chart's preset, and its own container
+// gets the driver by that runtime. What pods see must match the table of docs/reference/grants.md.
 func testToolkit(t *testing.T, c *cluster) {
 	c.uninstall(t)
 	driver := c.installDriver(t, "toolkit", "-DWHOLE")
@@ -138,7 +138,7 @@ path = "/bin/true" # 1.18 knows no nvcdi-disable-hooks
 `)
 		for i, way := range ways {
 			t.Run(way.name+", "+title, func(t *testing.T) {
-				// The images have no loader's cache that a hook could write.
+				// The images have no loader's cache for a hook to update.
 				c.install(t, append(slices.Clone(way.settings), "preset=gpu-operator", "node=nvml", "migStrategy=none", "config.name=toolkit", "--cdi-disable-hooks=all")...)
 				c.awaitAllocatable(t, way.offered)
 				for j, class := range []string{"", runtimeClass} {
@@ -155,7 +155,7 @@ path = "/bin/true" # 1.18 knows no nvcdi-disable-hooks
 				}
 			})
 		}
-		// The container asks for the rights of MIG, which the versions treat in three ways.
+		// The container asks for the rights of MIG, which the versions treat in three different ways.
 		t.Run("mig.manage, "+title, func(t *testing.T) {
 			c.install(t, "config.default=plugin", "preset=gpu-operator", "node=nvml", "mig.manage=true", "config.name=toolkit", "--cdi-disable-hooks=all")
 			c.awaitAllocatable(t, ways[0].offered)
@@ -163,7 +163,7 @@ path = "/bin/true" # 1.18 knows no nvcdi-disable-hooks
 	}
 }
 
-// sees says what of the node's GPUs the pod has: "its GPU", "no GPU", "does not start".
+// sees returns what the pod has of the node's GPUs: "its GPU", "no GPU", "does not start".
 func (c *cluster) sees(t *testing.T, pod *v1.Pod) string {
 	t.Helper()
 	c.create(t, pod)

@@ -14,7 +14,7 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// The profiles of the tests below, in a ConfigMap of their own.
+// transitionMap is the ConfigMap of the profiles below.
 const transitionMap = "transitions"
 
 var transitionTexts = map[string]string{
@@ -24,7 +24,7 @@ var transitionTexts = map[string]string{
 	"renamed":   replicas("4") + "      rename: nvidia.com/gpu.shared\n",
 }
 
-// allGPUs is the layout of such a profile.
+// allGPUs returns the layout of such a profile.
 func allGPUs(profile string) layout {
 	switch profile {
 	case "exclusive":
@@ -50,7 +50,7 @@ func (s *storm) beginExclusive(t *testing.T) {
 	s.follow(t, units(t, s.kubelet, "nvidia.com/gpu"))
 }
 
-// label gives the node the label of such a profile.
+// label sets the node's label to such a profile.
 func (s *storm) label(t *testing.T, profile, name string) *switching {
 	t.Helper()
 	s.goTo(name, allGPUs(profile))
@@ -58,13 +58,13 @@ func (s *storm) label(t *testing.T, profile, name string) *switching {
 	return &s.switches[len(s.switches)-1]
 }
 
-// testTransitions measures each kind of switch, from the label to the node's status,
-// while pods come and go. None waits for the removal delay; how long it takes is for the
-// report, since it says as much of the machine.
+// testTransitions measures each kind of switch, from the label to the node's status, while pods come and
+// go. None waits for the removal delay. The times only go into the report, because they depend as much on
+// the machine.
 func testTransitions(t *testing.T, c *cluster) {
 	const crowd = 3
 	rounds := repeat.Times(8, 20)
-	s := newStorm(t, c, "transitions", 8*time.Second, 16*time.Second) // As few as leave neverNone something to judge.
+	s := newStorm(t, c, "transitions", 8*time.Second, 16*time.Second) // Few enough that neverNone has something to judge.
 	s.beginExclusive(t)
 	var nextPod time.Time
 	// until lets pods come and go until the condition holds.
@@ -94,8 +94,7 @@ func testTransitions(t *testing.T, c *cluster) {
 			begins := time.Now().Add(s.between(0, time.Second))
 			until(func() bool { return time.Now().After(begins) })
 			each := s.label(t, kind.to, kind.name)
-			// The status is as old as its period: what it says may be what was right with
-			// pods that have gone meanwhile.
+			// The status is as old as its period: it may count pods that have ended meanwhile.
 			var right []map[string]int64
 			until(func() bool {
 				right = append(right, s.wanted())
@@ -120,22 +119,22 @@ func reportTimes(c *cluster, what string, times []time.Duration) {
 	c.report.note(what, fmt.Sprintf("%s, %s", median.Round(10*time.Millisecond), worst.Round(10*time.Millisecond)))
 }
 
-// offers says that the node's status has these, and no other devices.
+// offers reports whether the node's status has exactly these devices.
 func (d *eventLog) offers(want map[string]int64) bool {
 	got := maps.Clone(d.newest())
 	maps.DeleteFunc(got, func(_ string, count int64) bool { return count == 0 })
 	return got != nil && maps.Equal(want, got)
 }
 
-// neverNone says that a resource that a switch leaves its name was always there during
-// the switch, if two GPUs at least were free.
+// neverNone checks that a resource which keeps its name in a switch was always there during it, if at least
+// two GPUs were free.
 func (s *storm) neverNone(t *testing.T) {
 	t.Helper()
 	s.events.mu.Lock()
 	defer s.events.mu.Unlock()
 	fewest, judged := map[string]int64{}, 0
 	for i, each := range s.switches {
-		// Virgate has taken up one of the two switches before only after it asked who holds what.
+		// Virgate has taken up one of the two previous switches only after it asked for the holders.
 		var known time.Time
 		if i >= 2 {
 			known = s.switches[i-2].at
@@ -170,7 +169,7 @@ func (s *storm) neverNone(t *testing.T) {
 	}
 }
 
-// devices are all that the layout has of the resource.
+// devices counts the layout's devices of the resource.
 func (l layout) devices(resource string) (count int) {
 	for mode, counts := range l {
 		for _, each := range counts {
@@ -182,14 +181,14 @@ func (l layout) devices(resource string) (count int) {
 	return count
 }
 
-// testQueue switches a full node while many pods wait: each GPU is to change when those
-// end who have it, and not to go to the next in the old mode.
+// testQueue switches a full node while many pods wait. Each GPU must change when its holders end, and not
+// go to the next pod in the old mode.
 func testQueue(t *testing.T, c *cluster) {
 	waiting, lasts := repeat.Times(12, 40), time.Duration(repeat.Times(4, 10))*time.Second
 	s := newStorm(t, c, "queue", lasts, lasts+1)
 	s.beginExclusive(t)
-	// until keeps so many pods waiting, ends those that have run long enough, and goes
-	// on until the condition holds.
+	// until keeps this many pods waiting, and ends those that have run long enough, until the condition
+	// holds.
 	until := func(what string, condition func() bool) {
 		s.c.await(t, what, func() error {
 			if condition() {
@@ -235,14 +234,14 @@ func (s *storm) queue(t *testing.T) {
 	s.leaving[one.Name] = time.Now().Add(time.Hour)
 }
 
-// expect counts the pod before the API server tells of it.
+// expect counts the pod before the API server reports it.
 func (d *eventLog) expect(name string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.pods[name] = &podRecord{}
 }
 
-// waiting is how many fewer pods than that wait for a node.
+// waiting returns how many pods are missing from this number of waiting ones.
 func (d *eventLog) waiting(want int) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -254,7 +253,7 @@ func (d *eventLog) waiting(want int) int {
 	return max(0, want)
 }
 
-// endsAfter is when a pod has run so long; in an hour if it does not run.
+// endsAfter returns when a pod has run this long; in an hour if it does not run.
 func (d *eventLog) endsAfter(name string, lasts time.Duration) time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -264,8 +263,8 @@ func (d *eventLog) endsAfter(name string, lasts time.Duration) time.Time {
 	return time.Now().Add(time.Hour)
 }
 
-// changed says that in the newest look every GPU is offered, and none is held or
-// offered in that mode any more. The node's status may be ahead of it.
+// changed reports whether in the newest look every GPU is offered, and none is held or offered in that
+// mode. The node's status may be ahead of it.
 func (f *shareMonitor) changed(from sharingMode) bool {
 	newest, offered := f.last(), map[string]bool{}
 	for _, devices := range newest.held {
@@ -284,7 +283,7 @@ func (f *shareMonitor) changed(from sharingMode) bool {
 	return len(offered) == len(f.units)
 }
 
-// newest is what the node's status says now.
+// newest is the newest status of the node.
 func (d *eventLog) newest() map[string]int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -294,7 +293,7 @@ func (d *eventLog) newest() map[string]int64 {
 	return d.statuses[len(d.statuses)-1].allocatable
 }
 
-// onlyMode is that of a layout with one.
+// onlyMode returns the mode of a layout that has one.
 func onlyMode(l layout) sharingMode {
 	for mode := range l {
 		return mode
@@ -302,10 +301,10 @@ func onlyMode(l layout) sharingMode {
 	return sharingMode{}
 }
 
-// handovers judges what the monitor saw since a switch away from the mode. As soon as
-// the kubelet shows no device of a GPU as healthy in the old mode, it shows none again,
-// and none of them gets another holder. Two pods may have had one before; see alone. It
-// notes how long after its last holder's end each GPU was offered in the new mode.
+// handovers judges what the monitor saw since a switch away from the mode. Once the kubelet shows no device
+// of a GPU as healthy in the old mode, it must not show one again, and none of them may get another holder.
+// Two pods may have had one before; see alone. It notes how long after the end of its last holder each GPU
+// was offered in the new mode.
 func (s *storm) handovers(t *testing.T, began time.Time, mode sharingMode, name string) {
 	t.Helper()
 	s.monitor.mu.Lock()
@@ -375,8 +374,8 @@ func (s *storm) handovers(t *testing.T, began time.Time, mode sharingMode, name 
 	}
 }
 
-// testRepartitioning gives two H100 other MIG layouts by the node's label. The driver
-// takes a second for each GPU instance that it makes.
+// testRepartitioning gives two H100 other MIG layouts by the node's label. The driver takes a second to
+// create a GPU instance.
 func testRepartitioning(t *testing.T, c *cluster) {
 	const driver = time.Second
 	text := func(layout string) string {
@@ -409,9 +408,9 @@ func testRepartitioning(t *testing.T, c *cluster) {
 	besideMIGManager(t, c)
 }
 
-// besideMIGManager does what NVIDIA's mig-manager does to a node that has fourteen 1g.10gb on two
-// H100: Virgate makes no layout beside it, lets go of the GPUs while it is at work, and makes the
-// layouts again when it is gone.
+// besideMIGManager does what NVIDIA's mig-manager does to a node that has fourteen 1g.10gb on two H100.
+// Virgate makes no layout beside it, releases the GPUs while it is at work, and makes the layouts again
+// when it is gone.
 func besideMIGManager(t *testing.T, c *cluster) {
 	const deploy, plugin, state = "nvidia.com/gpu.deploy.mig-manager", "nvidia.com/gpu.deploy.device-plugin", "nvidia.com/mig.config.state"
 	t.Cleanup(func() { c.setLabels(t, "", map[string]any{deploy: nil, plugin: nil, state: nil}) })
@@ -426,7 +425,7 @@ func besideMIGManager(t *testing.T, c *cluster) {
 		return c.trySimulate(t, c.plugin(t), "reset", "--gpu", "0")
 	})
 	c.setLabels(t, "nvidia-mig-manager", map[string]any{state: "success", plugin: "true"})
-	half := map[string]int64{"nvidia.com/mig-1g.10gb": 7} // A reset takes the partitions.
+	half := map[string]int64{"nvidia.com/mig-1g.10gb": 7} // A reset removes the partitions.
 	c.awaitAllocatable(t, half)
 	c.awaitProfile(t, "balanced", "applied")
 	if now := c.node(t); differs(half, now.Status.Allocatable) != nil || now.Labels[state] != "success" {

@@ -14,9 +14,9 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// upgradesDriver does to the node what the GPU Operator's k8s-driver-manager does before it unloads
-// the driver, label by label, while one GPU is shared by time-slicing and one by MPS: nobody has a
-// file of the driver open when the last pod has gone. It fails half of the times, and puts the labels
+// upgradesDriver does to the node what the GPU Operator's k8s-driver-manager does before it unloads the
+// driver, label by label, while one GPU is shared by time-slicing and one by MPS. When the last pod has
+// gone, no process has a file of the driver open. Every other time the upgrade fails and puts the labels
 // back.
 func (c *cluster) upgradesDriver(t *testing.T, driver string) {
 	const client, draDriver, paused = "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver", "paused-for-driver-upgrade"
@@ -55,13 +55,13 @@ sharing:
 		c.awaitCondition(t, v1.ConditionFalse, "PausedForDriverUpgrade", workspace+"/counted", workspace+"/other", "does not evict the pods with nvidia.com/share")
 		c.awaitAllocatable(t, map[string]int64{})
 		c.setLabels(t, "gpu-operator", map[string]any{draDriver: paused})
-		c.remove(t, counted.Name) // As it is evicted.
+		c.remove(t, counted.Name) // As an eviction does.
 		c.remove(t, other.Name)
 		began := time.Now()
 		c.await(t, "nobody to have the driver open", func() error { return c.unload(t, driver) })
 		closed := since(began)
 		c.report.note("driver upgrade: end of the last pod to a driver that no process has open", closed.Round(10*time.Millisecond).String())
-		if repeat.All() && closed > 2*time.Second { // make nightly has the machine for itself.
+		if repeat.All() && closed > 2*time.Second { // make nightly has the machine to itself.
 			t.Errorf("the driver was closed %s after the last pod's end, want at most 2 s", closed)
 		}
 		c.awaitCondition(t, v1.ConditionFalse, "PausedForDriverUpgrade", deployLabel)
@@ -98,8 +98,9 @@ func (c *cluster) restartPlugin(t *testing.T) {
 	})
 }
 
-// unload says who keeps the driver's module from being unloaded, as the kernel would: whoever has one
-// of its nodes open, for which files stand here, and the programs that open them on a real node.
+// unload returns an error that names whoever keeps the driver's module loaded, as the kernel would:
+// processes that have one of its nodes open, for which files stand here, and the programs that open them on
+// a real node.
 func (c *cluster) unload(t *testing.T, driver string) error {
 	t.Helper()
 	nodes, err := filepath.Glob(filepath.Join(driver, "proc/open/*"))

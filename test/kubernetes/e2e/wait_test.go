@@ -23,8 +23,8 @@ func took(began time.Time) string {
 	return since(began).Round(10 * time.Millisecond).String()
 }
 
-// await waits until the condition has no complaint. It fails at once when the kubelet has died, and
-// when a pod of Virgate cannot start, or has restarted meanwhile and the test does not expect that.
+// await waits until the condition returns nil. It fails at once when the kubelet has died, and when a pod
+// of Virgate cannot start or has restarted unexpectedly.
 func (c *cluster) await(t *testing.T, what string, condition func() error) {
 	t.Helper()
 	var before map[string]int32
@@ -37,7 +37,7 @@ func (c *cluster) await(t *testing.T, what string, condition func() error) {
 		if err == nil || c.client == nil || c.restartsExpected {
 			return err
 		}
-		if looks++; looks%10 != 1 { // The condition is asked more often than Virgate's pods.
+		if looks++; looks%10 != 1 { // The condition is asked more often than Virgate's pods are checked.
 			return err
 		}
 		now, unhealthy := c.pluginRestarts(t.Context(), before)
@@ -51,8 +51,8 @@ func (c *cluster) await(t *testing.T, what string, condition func() error) {
 	})
 }
 
-// pluginRestarts counts the restarts of Virgate's containers. It returns an error for one that has
-// restarted since before, if there is a before, or that does not start.
+// pluginRestarts counts the restarts of Virgate's containers. It returns an error for a container that does
+// not start, or has restarted since before, if before is set.
 func (c *cluster) pluginRestarts(ctx context.Context, before map[string]int32) (map[string]int32, error) {
 	pods, err := c.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: pluginSelector})
 	if err != nil {
@@ -77,14 +77,14 @@ func (c *cluster) pluginRestarts(ctx context.Context, before map[string]int32) (
 	return now, nil
 }
 
-// expectRestarts lets Virgate restart until the end of the test.
+// expectRestarts allows Virgate to restart until the end of the test.
 func (c *cluster) expectRestarts(t *testing.T) {
 	t.Helper()
 	c.restartsExpected = true
 	t.Cleanup(func() { c.restartsExpected = false })
 }
 
-// never says why the pod will not come to that phase: it has ended in another, or does not start.
+// never returns an error if the pod cannot come to that phase: it has ended in another, or does not start.
 func never(pod *v1.Pod, phase v1.PodPhase) error {
 	switch pod.Status.Phase {
 	case v1.PodFailed, v1.PodSucceeded:
@@ -100,7 +100,7 @@ func never(pod *v1.Pod, phase v1.PodPhase) error {
 	return nil
 }
 
-// stuck says which of the pod's containers does not start.
+// stuck returns an error if one of the pod's containers does not start.
 func stuck(pod *v1.Pod) error {
 	for _, status := range containers(pod) {
 		if waiting := status.State.Waiting; waiting != nil {

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// why is what kubectl virgate why says of the pod, be it that there is none.
+// why returns the output of kubectl virgate why for the pod, which need not exist.
 func (c *cluster) why(name string) string {
 	output, err := exec.Command(c.path("kubectl-virgate"), "--kubeconfig", c.path("admin.conf"), "why", "-o", "wide", "-n", workspace, name).CombinedOutput()
 	if err != nil {
@@ -23,7 +23,7 @@ func (c *cluster) why(name string) string {
 	return string(output)
 }
 
-// awaitWhy waits until that has all of these words: what Virgate says on the Node comes within a second.
+// awaitWhy waits until that output has all of these words: Virgate updates the Node within a second.
 func (c *cluster) awaitWhy(t *testing.T, name string, words ...string) {
 	t.Helper()
 	said := ""
@@ -39,7 +39,7 @@ func (c *cluster) awaitWhy(t *testing.T, name string, words ...string) {
 	t.Logf("why %s:\n%s", name, said)
 }
 
-// operate runs virgate gpu on the node, as an operator does, and wants it to say that.
+// operate runs virgate gpu on the node, as an operator does, and checks that the output has this text.
 func (c *cluster) operate(t *testing.T, plugin *v1.Pod, says string, verb ...string) {
 	t.Helper()
 	socket := fmt.Sprintf("/proc/%d/root/run/virgate/control.sock", processes(t, plugin)[0])
@@ -50,14 +50,14 @@ func (c *cluster) operate(t *testing.T, plugin *v1.Pod, says string, verb ...str
 }
 
 // testWhy makes pods wait for each cause that kubectl virgate why knows; testDRA does so for DRA. The
-// answer names the cause, what it waits for, and the way out.
+// answer names the cause, what it waits for, and what helps.
 func testWhy(t *testing.T, c *cluster) {
 	const renamed = shared + ".shared"
 	c.install(t, "node=sim:t4x2", fourShares, "--probe=2s")
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
 	plugin, waits := c.plugin(t), "why"
 
-	// Unhealthy: one GPU has a fault, and pods hold the other.
+	// Unhealthy: one GPU has a fault, and pods hold all shares of the other.
 	c.simulate(t, plugin, "xid", "--gpu", "0", "79")
 	c.awaitAllocatable(t, map[string]int64{shared: 4})
 	c.hold(t, "holder", 4)
@@ -72,7 +72,7 @@ func testWhy(t *testing.T, c *cluster) {
 	c.awaitInsufficient(t, waits, shared)
 	c.awaitWhy(t, waits, "pods hold too many on all nodes that have it: 1", "8 of 8 nvidia.com/gpu held, 0 free", "held by default/holder-0", "default/rest-3", "1 pod would have to end there")
 
-	// Leaving: an operator has one of the GPUs.
+	// Leaving: an operator has released one of the GPUs.
 	c.operate(t, plugin, "waits for: ", "release", "--gpu", "0", "--wait=false")
 	c.awaitWhy(t, waits, "GPU 0", "is not offered: it is released until", "or until virgate gpu restore", "To help: virgate gpu restore")
 	c.operate(t, plugin, "is taken back", "restore", "--gpu", "0")
@@ -108,7 +108,7 @@ func testWhy(t *testing.T, c *cluster) {
 	c.whyQuota(t)
 }
 
-// whyQuota has a quota keep a workload's pod from being made.
+// whyQuota has a quota prevent a workload's pod.
 func (c *cluster) whyQuota(t *testing.T) {
 	t.Helper()
 	quota := &v1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Name: "few-gpus"}, Spec: v1.ResourceQuotaSpec{Hard: v1.ResourceList{"requests." + shared: resource.MustParse("9")}}}

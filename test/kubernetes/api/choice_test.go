@@ -24,12 +24,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// testChoice plays what operators do to a node, one after another.
+// testChoice makes an operator's changes to a node, one after another.
 func testChoice(t *testing.T, s *server) {
 	two, four, ten := document("2"), document("4"), document("10")
 	f := s.follow(t, "n1", virgateToken, func(n *configsource.NodeSource) { n.Default = "two" })
 
-	// Neither the Node nor the ConfigMap is there.
+	// Neither the Node nor the ConfigMap exists.
 	f.awaits(t, "", "node n1: not there")
 	s.setNode("n1", "four")
 	f.awaits(t, "", "ConfigMap gpu/profiles: not there")
@@ -39,7 +39,7 @@ func testChoice(t *testing.T, s *server) {
 		t.Errorf("applied %q, want what the label says and never the default", first)
 	}
 
-	// A label that moves, is taken away, and names nothing.
+	// The label changes, is removed, and names a missing profile.
 	s.setNode("n1", "two")
 	f.awaits(t, is(t, "two", two), "")
 	s.setNode("n1", "four")
@@ -49,7 +49,7 @@ func testChoice(t *testing.T, s *server) {
 	s.setNode("n1", "gone")
 	f.awaits(t, is(t, "two", two), `ConfigMap gpu/profiles: the node label nvidia.com/device-plugin.config wants "gone": it holds broken, four, two`)
 
-	// Edits: the name that was missing, other content, something broken.
+	// Edits: the missing name is added, content changes, one is broken.
 	s.setProfiles(map[string]string{"two": two, "four": four, "gone": ten})
 	f.awaits(t, is(t, "gone", ten), "")
 	s.setProfiles(map[string]string{"two": two, "four": four, "gone": four})
@@ -75,7 +75,7 @@ func testChoice(t *testing.T, s *server) {
 	s.setNode("n1", "four")
 	f.awaits(t, is(t, "four", four), "")
 
-	// All that took one list and one watch of each object.
+	// All of this took one list and one watch of each object.
 	f.expectReasons(t)
 	requests := f.seen()
 	if answers := len(f.answers()); answers != 4 {
@@ -89,7 +89,7 @@ func testChoice(t *testing.T, s *server) {
 	t.Logf("%d changes of the profile cost %d requests, %d bytes read, %d written", len(f.history()), len(requests), f.read.Load(), f.written.Load())
 }
 
-// testNoLabel: without a node name the label is not looked at.
+// testNoLabel checks that without a node name the label is ignored.
 func testNoLabel(t *testing.T, s *server) {
 	s.setProfiles(map[string]string{"default": document("4")})
 	f := s.follow(t, "n1", virgateToken, func(n *configsource.NodeSource) {
@@ -116,9 +116,8 @@ func writeKey(t *testing.T, path string) {
 	write(t, path, string(pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: data})))
 }
 
-// testListLimit has the most devices that a profile can ask for served, and one
-// replica more refused before anything changes: the kubelet would drop the list,
-// and show no device at all.
+// testListLimit checks that the largest number of devices that a profile can ask for is served. One replica
+// more is refused before anything changes: the kubelet would drop the list and show no device at all.
 func testListLimit(t *testing.T, s *server) {
 	const gpus, most = 16, 2457
 	s.setNode("limit", "a")
@@ -158,9 +157,9 @@ func (s *server) setLayout(name, layout string) {
 	s.must(err)
 }
 
-// testMIGLabel has mig-manager's label choose how the node's GPU is cut, and
-// its other label say how that went. At rest the program asks nothing of the API
-// server, and a Node that was made anew has all that the old one had.
+// testMIGLabel has mig-manager's label choose the node's MIG layout, and its other label report the result.
+// At rest the program sends no requests to the API server. A Node that was created anew gets all that the
+// old one had.
 func testMIGLabel(t *testing.T, s *server) {
 	const small, big = "nvidia.com/mig-1g.6gb", "nvidia.com/mig-2g.12gb"
 	s.setProfiles(map[string]string{"a": "flags: {migStrategy: mixed}\nmig: {manage: true, config: all-1g.6gb}\n"})
@@ -201,7 +200,7 @@ func testMIGLabel(t *testing.T, s *server) {
 	s.must(p.kubelet.DeletePod("default", "holder"))
 	s.await("the label's layout", func() bool { return says("applied", "success") && p.offers(small, 4) })
 
-	// A name that is none.
+	// A name that does not exist.
 	s.setLayout("cut", "all-thirds")
 	s.await("the refusal", func() bool {
 		return says("rejected", "failed") && len(s.told("cut", nodestatus.ReasonProfileRejected)) == 1
@@ -214,7 +213,7 @@ func testMIGLabel(t *testing.T, s *server) {
 	if !p.offers(small, 4) {
 		t.Error("the last good layout is gone")
 	}
-	// One that the node's GPU cannot have: the GPU stays as it is.
+	// The node's GPU cannot have this layout, so it stays as it is.
 	s.setLayout("cut", "all-3g.1gb")
 	s.await("the layout to fail", func() bool {
 		return says("applied", "failed") && slices.ContainsFunc(s.told("cut", nodestatus.ReasonMIGFailed), func(m string) bool { return strings.Contains(m, "3g.1gb") })
@@ -249,8 +248,8 @@ func testMIGLabel(t *testing.T, s *server) {
 	}
 }
 
-// rests waits until the program has told everything, and then that it asks nothing and
-// has no more answers for so many looks in a row. A slow machine only makes this longer.
+// rests waits until the program has reported everything, and then checks that it sends no requests and gets
+// no more answers for this many looks in a row. A slow machine only makes this take longer.
 func (p *program) rests(t *testing.T) {
 	t.Helper()
 	looks := repeat.Times(40, 200) // 50 ms apart: 2 s, or 10 s
@@ -270,20 +269,18 @@ func (p *program) rests(t *testing.T) {
 	})
 }
 
-// firstSecond is over when a watch that is cut goes on where it was: client-go's
-// Reflector takes one that has brought nothing in its first second for broken, and
-// lists.
+// firstSecond is how old a watch must be to resume after a cut: client-go's Reflector takes a watch that
+// has brought nothing in its first second for broken, and lists again.
 const firstSecond = 1100 * time.Millisecond
 
-// awaitWatches waits until so many watches have been answered, and then for their first
-// second.
+// awaitWatches waits until this many watches have been answered and are older than firstSecond.
 func (c *counter) awaitWatches(t *testing.T, count int) {
 	t.Helper()
 	await.True(t, "the watches to begin", func() bool { return watches(c.answers()) >= count })
 	pass(firstSecond)
 }
 
-// watches counts those among the requests.
+// watches counts the watches among the requests.
 func watches(requests []request) int {
 	count := 0
 	for _, r := range requests {
@@ -294,10 +291,9 @@ func watches(requests []request) int {
 	return count
 }
 
-// testCutOff: a node without a network keeps its profile, and catches up from
-// where it was: with one watch more of each object, and no list. (It sees what
-// happened meanwhile in its order, so a choice that was right for a while can be
-// in force for a moment.)
+// testCutOff checks that a node without a network keeps its profile, and then resumes where it was: with
+// one more watch of each object, and no list. (It sees the changes in their order, so an intermediate
+// choice can be in force for a moment.)
 func testCutOff(t *testing.T, s *server) {
 	two, four := document("2"), document("4")
 	s.setNode("n1", "a")
@@ -316,10 +312,9 @@ func testCutOff(t *testing.T, s *server) {
 	}
 }
 
-// testServerRestarts: without an API server nothing changes. One that starts
-// anew has forgotten the versions that the node knows, so the node lists
-// once more for each time that it is told so, and asks more and more seldom while it
-// is told nothing.
+// testServerRestarts checks that nothing changes without an API server. A new server has forgotten the
+// versions that the node knows, so the node lists once more each time that the server says so. While it
+// gets no answer, it asks less and less often.
 func testServerRestarts(t *testing.T, s *server) {
 	two, four := document("2"), document("4")
 	s.setNode("n1", "a")
@@ -331,7 +326,7 @@ func testServerRestarts(t *testing.T, s *server) {
 	s.stop()
 	f.setCut(true) // It must not see the new server before all has changed.
 	s.start()
-	for i := range 5 { // Others write as well.
+	for i := range 5 { // Other clients write as well.
 		_, err := s.admin.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("other-", i)}}, metav1.CreateOptions{})
 		s.must(err)
 	}

@@ -26,8 +26,8 @@ import (
 	clusterview "github.com/virgate/virgate/internal/cluster"
 )
 
-// TestClusterView is the part "cluster" of TestAPI with as many nodes as it is asked for, and 30 pods
-// on each: the figures of docs/internals/scale.md.
+// TestClusterView runs the part "cluster" of TestAPI with the requested number of nodes, and 30 pods on
+// each: the figures of docs/internals/scale.md.
 func TestClusterView(t *testing.T) {
 	nodes, err := strconv.Atoi(os.Getenv(scaleVariable))
 	if err != nil {
@@ -40,8 +40,8 @@ func TestClusterView(t *testing.T) {
 
 func testClusterView(t *testing.T, s *server) { playClusterView(t, s, 100, 3) }
 
-// playClusterView has Virgate's command, as a process, show a cluster whose nodes have the status page
-// of a running Virgate, twice: the second time one in twenty is dead or does not answer.
+// playClusterView runs Virgate's command, as a process, on a cluster whose nodes have the status page of a
+// running Virgate. It does so twice: the second time one in twenty is dead or does not answer.
 func playClusterView(t *testing.T, s *server, count, podsEach int) {
 	binary, plugin, kubeconfig := buildProgram(t, "virgate"), buildProgram(t, "kubectl-virgate"), s.kubeconfig(t)
 	// Nodes of three kinds, one after the other.
@@ -107,8 +107,8 @@ func playClusterView(t *testing.T, s *server, count, podsEach int) {
 		}
 		return view, told.String()
 	}
-	// As many lists as there are pages of 500 objects, the question for the right to pages, and one
-	// request for each page.
+	// One list for each page of 500 objects, one question about the right to status pages, and one request
+	// for each status page.
 	lists := (count+499)/500 + (count*(podsEach+1)+499)/500 + 1
 	all, requests := shown("all answer", "gpus")
 	if want := fmt.Sprintf("%d requests for lists and rights, %d for status pages", lists, count); !strings.HasPrefix(requests, want) {
@@ -175,7 +175,7 @@ func playClusterView(t *testing.T, s *server, count, podsEach int) {
 	}
 }
 
-// clusterView is what kubectl virgate prints: one of the tables.
+// clusterView is one of the tables that kubectl virgate prints.
 type clusterView struct {
 	Nodes   []clusterview.NodeView   `json:"nodes"`
 	GPUs    []clusterview.GPUView    `json:"gpus"`
@@ -183,8 +183,8 @@ type clusterView struct {
 	Notes   []string                 `json:"notes"`
 }
 
-// peakMemory sends the most memory that a process had, in MiB, when it has ended. What wait4 says is
-// no less than the memory of this process, which has the API server in it.
+// peakMemory sends the most memory that a process had, in MiB, when it has ended. The figure of wait4 would
+// be at least the memory of this process, which contains the API server.
 func peakMemory(pid int) <-chan int {
 	peak := make(chan int, 1)
 	go func() {
@@ -257,7 +257,7 @@ func statusPage(t *testing.T, binary string, kind nodeKind) map[string]any {
 type statusServer struct {
 	port   int32
 	server *http.Server
-	// hangs says that it answers nobody.
+	// hangs is true if it answers no request.
 	hangs atomic.Bool
 }
 
@@ -286,8 +286,8 @@ func serveStatus(t *testing.T, node string, page map[string]any) *statusServer {
 	return s
 }
 
-// silent has it answer nobody.
+// silent stops it from answering.
 func (s *statusServer) silent() { s.hangs.Store(true) }
 
-// die ends it.
+// die closes it.
 func (s *statusServer) die() { _ = s.server.Close() }

@@ -35,7 +35,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// draClaims are a table of claims that gives everybody what was allocated.
+// draClaims is a table of claims that gives each claim what was allocated.
 type draClaims struct {
 	mutex    sync.Mutex
 	prepared map[string]dra.Claim
@@ -87,8 +87,8 @@ func (c *draClaims) has() int {
 	return len(c.prepared)
 }
 
-// draOffer is what a node of eight H100 offers that are divided on demand: shares, partitions and
-// whole GPUs, in more slices than one. The GPU of this index is faulty.
+// draOffer is the offer of a node of eight H100 that are divided on demand: shares, partitions and whole
+// GPUs, in more than one slice. The GPU of index faulty is unhealthy.
 func draOffer(t *testing.T, faulty int) []resourceapi.ResourceSlice {
 	t.Helper()
 	library, err := simnode.New("h100x8")
@@ -151,7 +151,7 @@ func (s *server) draDriverAs(t *testing.T, config *rest.Config, claims dradriver
 	return d, stop
 }
 
-// published awaits that the pool is whole and is what was offered, and returns its slices.
+// published waits until the pool is complete and equals the offer, and returns its slices.
 func (s *server) published(t *testing.T, offered []resourceapi.ResourceSlice) []resourceapi.ResourceSlice {
 	t.Helper()
 	var list *resourceapi.ResourceSliceList
@@ -174,14 +174,14 @@ func (s *server) nodeUID(t *testing.T) types.UID {
 	return node.UID
 }
 
-// wipe does what the kubelet and the garbage collector do.
+// wipe deletes all slices, as the kubelet and the garbage collector do.
 func (s *server) wipe(t *testing.T) {
 	t.Helper()
 	s.must(s.admin.ResourceV1().ResourceSlices().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=n1"}))
 }
 
-// testDRASlices: what is offered is published, put back when it is deleted, and a fault is one
-// write.
+// testDRASlices checks that offers are published, that deleted slices are restored, and that a fault costs
+// one write.
 func testDRASlices(t *testing.T, s *server) {
 	s.setNode("n1", "")
 	d, stop := s.draDriver(t, newDRAClaims(), t.TempDir())
@@ -191,7 +191,7 @@ func testDRASlices(t *testing.T, s *server) {
 	if len(before) < 5 || before[0].OwnerReferences[0].UID != s.nodeUID(t) {
 		t.Errorf("%d slices of %v", len(before), before[0].OwnerReferences)
 	}
-	// The GPU's partitions are in one slice, and the whole GPU is in another. Of two, all change.
+	// The GPU's partitions are in one slice, and the whole GPU is in another: if two slices change, all do.
 	d.Publish(faulty)
 	if after := s.published(t, faulty); after[0].Spec.Pool.Generation != before[0].Spec.Pool.Generation+1 {
 		t.Errorf("generation %d after a fault of a GPU on demand", after[0].Spec.Pool.Generation)
@@ -228,7 +228,7 @@ func testDRASlices(t *testing.T, s *server) {
 	if n := d.State().Writes - writes; n != 1 {
 		t.Errorf("the fault was written %d times", n)
 	}
-	// What the API server refuses is said, and the next that is good goes on.
+	// The driver reports what the API server refuses, and goes on with the next valid offer.
 	bad := draOffer(t, -1)
 	bad[len(bad)-1].Spec.Devices[0].Name = "No Label"
 	d.Publish(bad)
@@ -238,7 +238,7 @@ func testDRASlices(t *testing.T, s *server) {
 	s.await("nothing wrong", func() bool { return len(d.State().Problems) == 0 })
 	stop()
 
-	// A successor finds everything as it is to be.
+	// A successor finds everything as it should be.
 	was := s.published(t, healthy)
 	d, _ = s.draDriver(t, newDRAClaims(), t.TempDir())
 	d.Publish(healthy)
@@ -248,7 +248,7 @@ func testDRASlices(t *testing.T, s *server) {
 	}
 }
 
-// draKubelet is a kubelet's own code for DRA drivers.
+// draKubelet is the kubelet's own code for DRA drivers.
 type draKubelet struct {
 	*kubeletdra.Manager
 	stop func()
@@ -259,7 +259,7 @@ type ready struct{}
 func (ready) AddSource(string) {}
 func (ready) AllReady() bool   { return true }
 
-// draKubelet starts one. It deletes the node's slices, as each does.
+// draKubelet starts one. Like every kubelet, it first deletes the node's slices.
 func (s *server) draKubelet(t *testing.T, registry, state string) draKubelet {
 	t.Helper()
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), klog.Logger{}))
@@ -289,7 +289,7 @@ func (s *server) draKubelet(t *testing.T, registry, state string) draKubelet {
 	return draKubelet{manager, stop}
 }
 
-// allocate makes a claim with that device, and a pod that has it.
+// allocate makes a claim with that device, and a pod that uses it.
 func (s *server) allocate(t *testing.T, name, pool, device string, share types.UID) *corev1.Pod {
 	t.Helper()
 	claims := s.admin.ResourceV1().ResourceClaims("default")
@@ -315,8 +315,8 @@ func (s *server) allocate(t *testing.T, name, pool, device string, share types.U
 	return pod
 }
 
-// testDRAKubelet: the kubelet's own code registers the driver, has claims prepared and unprepared,
-// hears of faults, and gets the slices back that it deletes when it starts.
+// testDRAKubelet checks that the kubelet's own code registers the driver, has claims prepared and
+// unprepared, learns of faults, and gets back the slices that it deletes when it starts.
 func testDRAKubelet(t *testing.T, s *server) {
 	s.setNode("n1", "")
 	registry, state := t.TempDir(), t.TempDir()
@@ -364,8 +364,8 @@ func testDRAKubelet(t *testing.T, s *server) {
 	}
 }
 
-// testDRARights: the chart's rights are enough for the driver, and its policy lets it write slices of
-// its own node and driver only.
+// testDRARights checks that the chart's rights suffice for the driver, and that its policy only lets it
+// write slices of its own node and driver.
 func testDRARights(t *testing.T, s *server) {
 	s.setNode("n1", "")
 	s.setNode("n2", "")
@@ -432,7 +432,7 @@ func testDRARights(t *testing.T, s *server) {
 	}
 	s.must(s.admin.ResourceV1().ResourceSlices().Delete(t.Context(), "theirs", metav1.DeleteOptions{}))
 
-	// What the driver does it may do: make, change, delete, and read claims.
+	// The rights include what the driver does: make, change, delete, and read claims.
 	registry := t.TempDir()
 	claims := newDRAClaims()
 	d, _ := s.draDriverAs(t, config, claims, registry)
@@ -457,8 +457,8 @@ func testDRARights(t *testing.T, s *server) {
 	s.await("nothing wrong", func() bool { return len(d.State().Problems) == 0 })
 }
 
-// TestDRAFeaturesOff: on an API server that leaves fields out, the driver says which, and is content
-// with what is left.
+// TestDRAFeaturesOff checks that on an API server that drops fields, the driver names them and works with
+// the rest.
 func TestDRAFeaturesOff(t *testing.T) {
 	s := startServer(t, "--feature-gates=DRAPartitionableDevices=false,DRAConsumableCapacity=false,DRADeviceTaints=false")
 	s.setNode("n1", "")

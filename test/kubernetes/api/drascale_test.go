@@ -28,13 +28,13 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// draNode is the driver of one node among many, with a connection of its own.
+// draNode is the driver of one node among many, with its own connection.
 type draNode struct {
 	counter
 	name   string
 	driver *dradriver.Driver
-	// offered is what the node offers now; began is how many requests it had made when the step
-	// began, lists how many lists all steps have given it a reason for.
+	// offered is the node's present offer. began is the number of its requests before the step, lists the
+	// number of lists that all steps have required of it.
 	offered      []resourceapi.ResourceSlice
 	began, lists int
 }
@@ -53,7 +53,7 @@ type draFleet struct {
 	read, written int64
 }
 
-// offer is what a node offers that has so many faulty GPUs.
+// offer is the offer of a node with this many faulty GPUs.
 func (f *draFleet) offer(node string, faulty int) []resourceapi.ResourceSlice {
 	f.t.Helper()
 	gpus := append([]sharing.GPU(nil), f.gpus...)
@@ -72,7 +72,7 @@ func (f *draFleet) offer(node string, faulty int) []resourceapi.ResourceSlice {
 	return offer.Slices
 }
 
-// startDRAFleet starts so many drivers at once, as the user virgate.
+// startDRAFleet starts this many drivers at once, as the user virgate.
 func (s *server) startDRAFleet(t *testing.T, count int) *draFleet {
 	t.Helper()
 	library, err := simnode.New("h100x8")
@@ -118,7 +118,7 @@ func (f *draFleet) begin() {
 	}
 }
 
-// draVerb says what a request does, in words of apiserver_request_total.
+// draVerb returns the verb of a request, in the words of apiserver_request_total.
 func draVerb(r request) string {
 	method, uri, _ := strings.Cut(r.what, " ")
 	verb := map[string]string{http.MethodPost: "create", http.MethodPut: "update", http.MethodDelete: "delete"}[method]
@@ -133,8 +133,8 @@ func draVerb(r request) string {
 	return "list"
 }
 
-// verbs are what these requests asked and what was answered, by verb; "failed" are those that were not,
-// or not yet, and "ended" are watches that have.
+// verbs counts the requests by verb. "failed" counts those without a good answer, or without one so far,
+// and "ended" the watches that have ended.
 func verbs(requests []request) map[string]int {
 	verbs := map[string]int{}
 	for _, r := range requests {
@@ -152,11 +152,11 @@ func verbs(requests []request) map[string]int {
 	return verbs
 }
 
-// verbs are those since the step began.
+// verbs counts the requests since the step began.
 func (n *draNode) verbs() map[string]int { return verbs(n.made()[n.began:]) }
 
-// awaits waits until the server has what all nodes offer, of those that wrote because of the step
-// too. The server is asked only when all of these have had an answer that says so, or none.
+// awaits waits until the server has the offers of all nodes, including those that write because of the
+// step. It asks the server only when each of these has had an answer that says so, or no answer.
 func (f *draFleet) awaits(writers []*draNode, old map[string]types.UID) {
 	f.t.Helper()
 	missing := ""
@@ -180,7 +180,7 @@ func (f *draFleet) awaits(writers []*draNode, old map[string]types.UID) {
 		missing = f.missing(old)
 		return missing == ""
 	})
-	// Each keeps up with its slices from now on, and has written what it had to write.
+	// From now on each driver keeps up with its slices, and has written what it had to.
 	await.True(f.t, "all watches", func() bool {
 		for _, n := range f.nodes {
 			if missing = n.name; n.driver.State().Written.IsZero() || !n.watches() {
@@ -191,7 +191,7 @@ func (f *draFleet) awaits(writers []*draNode, old map[string]types.UID) {
 	})
 }
 
-// watches says whether a watch has been answered, of which no other one is known to have ended.
+// watches reports whether a watch has been answered and no end of it is known.
 func (n *draNode) watches() bool {
 	watching := false
 	for _, r := range n.made() {
@@ -202,7 +202,7 @@ func (n *draNode) watches() bool {
 	return watching
 }
 
-// missing is what the server does not have as it is offered; old are slices that must be gone.
+// missing returns what the server lacks of the offers; old are slices that must be gone.
 func (f *draFleet) missing(old map[string]types.UID) string {
 	f.t.Helper()
 	there := f.slices()
@@ -226,7 +226,7 @@ func (f *draFleet) missing(old map[string]types.UID) string {
 	return ""
 }
 
-// sameDevices compares them without the times of taints, which the server sets.
+// sameDevices compares devices without the times of taints, which the server sets.
 func sameDevices(a, b []resourceapi.Device) bool {
 	timeless := func(devices []resourceapi.Device) []resourceapi.Device {
 		list := (&resourceapi.ResourceSliceSpec{Devices: devices}).DeepCopy().Devices
@@ -252,9 +252,9 @@ func (f *draFleet) slices() map[string]resourceapi.ResourceSlice {
 	return byName
 }
 
-// end ends a step. Each of the writers must have made that write once, and the others none. Nobody
-// may have listed more often than it had a reason for: one for each step in which it had to write, one
-// for each watch that ended, and one for each request that failed. These two are a busy server's business.
+// end ends a step. Each of the writers must have made that write once, and the others none. No node may
+// have listed more often than it had reasons: one for each step in which it had to write, one for each
+// watch that ended, and one for each request that failed. The last two depend on how busy the server is.
 func (f *draFleet) end(name string, writers []*draNode, write string) {
 	f.t.Helper()
 	total, last := map[string]int{}, f.at
@@ -279,7 +279,7 @@ func (f *draFleet) end(name string, writers []*draNode, write string) {
 			want[write] = 1
 		}
 		for _, verb := range []string{"create", "update", "delete"} {
-			// A write of which no answer came may have been done.
+			// A write without an answer may have been done.
 			if got := asked[verb]; (got > want[verb] || got < want[verb] && asked["failed"] == 0) && wrong < 5 {
 				wrong++
 				f.t.Errorf("%s: %s made %d requests to %s, want %d: %q", name, n.name, got, verb, want[verb], n.seen()[n.began:])
@@ -312,8 +312,8 @@ func (f *draFleet) end(name string, writers []*draNode, write string) {
 	}
 }
 
-// testDRANodes is what the drivers of many nodes cost an API server: the table of docs/internals/scale.md.
-// VIRGATE_SCALE_NODES is how many.
+// testDRANodes measures what the drivers of many nodes cost an API server: the table of
+// docs/internals/scale.md. VIRGATE_SCALE_NODES sets their number.
 func testDRANodes(t *testing.T, s *server) {
 	count := repeat.Times(50, 200)
 	if text := os.Getenv(scaleVariable); text != "" {
@@ -346,7 +346,7 @@ func testDRANodes(t *testing.T, s *server) {
 	f.awaits(f.nodes, nil)
 	f.end(fmt.Sprintf("%d nodes start at once", count), f.nodes, "create")
 
-	// At rest nobody asks for anything, while one node has something to say.
+	// At rest no node sends a request while one node has something to write.
 	f.begin()
 	pass(3 * time.Second)
 	f.at = time.Now()
@@ -380,7 +380,7 @@ func testDRANodes(t *testing.T, s *server) {
 	f.end("all kubelets start, and delete the slices", f.nodes, "create")
 }
 
-// set has the nodes offer GPUs of which so many are faulty.
+// set has the nodes offer GPUs, this many of them faulty.
 func (f *draFleet) set(nodes []*draNode, faulty int) {
 	f.t.Helper()
 	for _, n := range nodes {

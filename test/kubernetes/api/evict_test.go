@@ -20,8 +20,9 @@ import (
 	"github.com/virgate/virgate/internal/nodestatus"
 )
 
-// TestEvictions has the holder of a node's token, with the chart's rights and policy for evictions, try what it can: it
-// ends pods of its own node that requested a GPU, as PodDisruptionBudgets and grace periods let it, and no others.
+// TestEvictions tries what the holder of a node's token can do with the chart's rights and policy for
+// evictions: it can end pods of its own node that requested a GPU, within PodDisruptionBudgets and grace
+// periods, and no others.
 func TestEvictions(t *testing.T) {
 	s := startServer(t)
 	s.allow()
@@ -51,7 +52,7 @@ func TestEvictions(t *testing.T) {
 			}}},
 		}, metav1.CreateOptions{})
 		s.must(err)
-		pod.Status.Phase = corev1.PodRunning // One that is Pending has no budget.
+		pod.Status.Phase = corev1.PodRunning // A Pending pod has no budget.
 		pod, err = pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
 		s.must(err)
 		return pod

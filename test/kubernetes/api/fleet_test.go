@@ -23,10 +23,9 @@ import (
 // scaleVariable has the number of nodes of TestScale.
 const scaleVariable = "VIRGATE_SCALE_NODES"
 
-// TestScale measures what the Virgates of a large cluster cost an API server:
-// the tables of docs/internals/scale.md. It holds no bound and takes six minutes and both
-// cores at 1,000 nodes, so it runs only where it is asked for; the part "200 nodes" of
-// TestAPI holds the bounds.
+// TestScale measures what the Virgates of a large cluster cost an API server: the tables of
+// docs/internals/scale.md. It checks no bound, and takes six minutes and both cores at 1,000 nodes, so it
+// runs only on request. The part "200 nodes" of TestAPI checks the bounds.
 func TestScale(t *testing.T) {
 	nodes, err := strconv.Atoi(os.Getenv(scaleVariable))
 	if err != nil {
@@ -50,17 +49,17 @@ type study struct {
 	s     *server
 	count int
 	fleet *fleet
-	// idle is the part of a core that the server uses with nobody there.
+	// idle is the part of a core that the server uses without clients.
 	idle float64
 	// rows and server are the lines of two tables.
 	rows, server []string
 }
 
-// quietTime is how long a server is measured that has nothing to do.
+// quietTime is how long an idle server is measured.
 const quietTime = 30 * time.Second
 
-// step measures what do costs each node and the server. It returns when the last
-// node had what it brought, or zero.
+// step measures what do costs each node and the server. do returns when the last node had its effect, or
+// zero.
 func (m *study) step(name string, do func() time.Time) {
 	m.t.Helper()
 	var before cost
@@ -84,7 +83,7 @@ func (m *study) step(name string, do func() time.Time) {
 	m.t.Log(m.rows[len(m.rows)-1])
 }
 
-// pass lets time pass that belongs to a measurement.
+// pass waits for a time that belongs to a measurement.
 func pass(span time.Duration) { <-time.NewTimer(span).C }
 
 // look notes the server's memory.
@@ -121,7 +120,7 @@ func (m *study) follow() {
 	m.step(fmt.Sprintf("at rest, %d min", minutes), func() time.Time { pass(minutes * time.Minute); return time.Time{} })
 }
 
-// changes are those that people and kubelets make.
+// changes makes the changes that people and kubelets make.
 func (m *study) changes() {
 	m.step("one label changes", func() time.Time {
 		m.s.setNode(nodeName(7), "c")
@@ -140,8 +139,7 @@ func (m *study) changes() {
 	m.look("after the changes")
 }
 
-// outages are those of the API server. An edit right afterwards shows when the
-// last node is there again.
+// outages makes the API server fail. An edit right afterwards shows when the last node is back.
 func (m *study) outages() {
 	var began time.Time
 	m.step("all connections are cut, and an edit", func() time.Time {
@@ -165,13 +163,13 @@ func (m *study) outages() {
 	m.look("after the outages")
 }
 
-// rates notes how many connections and requests there were in each second.
+// rates notes the numbers of connections and requests in each second.
 func (m *study) rates(when string, began time.Time) {
 	m.server = append(m.server, fmt.Sprintf("%s: connections a second %v, requests a second %v", when, rate(m.fleet.dials(), began), rate(m.fleet.requests(), began)))
 	m.t.Log(m.server[len(m.server)-1])
 }
 
-// report is all of it with nodes that tell as well.
+// report repeats all of it with nodes that also report.
 func (m *study) report() {
 	m.fleet = &fleet{}
 	var began time.Time
@@ -193,9 +191,9 @@ func (m *study) report() {
 	m.fleet.stop()
 }
 
-// told waits until all nodes have written annotations, condition and event since
-// then, and returns when the last of that was answered. It asks the server
-// nothing, which would be measured as well.
+// told waits until all nodes have written annotations, condition and event since then, and returns when the
+// last of these writes was answered. It sends the server no requests, because these would be measured as
+// well.
 func (m *study) told(since time.Time) (last time.Time) {
 	m.t.Helper()
 	var missing *nodeClient
@@ -222,11 +220,11 @@ func (m *study) told(since time.Time) (last time.Time) {
 	return last
 }
 
-// told is when the node had written all three since then.
+// told returns when the node had written all three since then.
 func (f *nodeClient) told(since time.Time) (last time.Time, all bool) {
 	paths := map[string]bool{}
 	for _, r := range f.made() {
-		// An event is there already when the answer to its first request was lost.
+		// If the answer to the first request was lost, the event already exists.
 		written := r.answer > 0 && r.answer < 300 || r.answer == http.StatusConflict
 		if !r.writes() || r.at.Before(since) || !written {
 			continue
@@ -240,8 +238,8 @@ func (f *nodeClient) told(since time.Time) (last time.Time, all bool) {
 	return last, len(paths) == 3
 }
 
-// tell has the follower report what comes into force as the agent does: it is
-// pending, and applied when the kubelet has its lists.
+// tell has the follower report what comes into force as the agent does: first pending, then applied when
+// the kubelet has its lists.
 func (f *nodeClient) tell(t *testing.T, node string) {
 	t.Helper()
 	reporter := startReporter(t, f.config, node, nil)
@@ -266,7 +264,7 @@ func (f *nodeClient) tell(t *testing.T, node string) {
 	}
 }
 
-// fleet is the Virgates of many nodes, each with a connection of its own.
+// fleet is the Virgates of many nodes, each with its own connection.
 type fleet struct {
 	t     *testing.T
 	nodes []*nodeClient
@@ -288,8 +286,7 @@ func (s *server) startFleet(t *testing.T, count int, change func(f *nodeClient, 
 
 func nodeName(i int) string { return fmt.Sprint("node-", i) }
 
-// awaits waits until all nodes have the profile in force, and returns when the
-// last one had it.
+// awaits waits until all nodes have the profile in force, and returns when the last one got it.
 func (f *fleet) awaits(inForce string) (last time.Time) {
 	f.t.Helper()
 	var missing *nodeClient
@@ -316,10 +313,10 @@ func (f *fleet) awaits(inForce string) (last time.Time) {
 	return last
 }
 
-// cost is what the nodes have asked and moved so far, of all together.
+// cost is the sum of all nodes' requests and traffic so far.
 type cost struct {
-	// refused are requests that were answered 429, writes those that change something; answers
-	// are lists and watches that were not in vain, forgotten those that the server had forgotten a version of.
+	// refused are requests that were answered 429, writes those that change something; answers are lists
+	// and watches that brought something, forgotten those of a version that the server had forgotten.
 	requests, refused, writes, answers, forgotten, connections float64
 	read, written                                              float64 // bytes on the wire
 }
@@ -349,7 +346,7 @@ func (f *fleet) cost() cost {
 	return total
 }
 
-// minus is what was spent since the earlier time.
+// minus returns the cost since the earlier time.
 func (c cost) minus(earlier cost) cost {
 	return cost{
 		requests: c.requests - earlier.requests, refused: c.refused - earlier.refused, writes: c.writes - earlier.writes,
@@ -358,13 +355,13 @@ func (c cost) minus(earlier cost) cost {
 	}
 }
 
-// awaitAnswers waits until the nodes have so many together.
+// awaitAnswers waits until all nodes together have this many.
 func (f *fleet) awaitAnswers(count float64) {
 	f.t.Helper()
 	await.True(f.t, fmt.Sprintf("%.0f answers", count), func() bool { return f.cost().answers >= count })
 }
 
-// expectReasons holds of each node how it asks.
+// expectReasons checks each node's requests.
 func (f *fleet) expectReasons() {
 	f.t.Helper()
 	for _, node := range f.nodes {
@@ -374,8 +371,7 @@ func (f *fleet) expectReasons() {
 	}
 }
 
-// cut cuts all connections at once, as an API server does that ends; another one
-// is there at once.
+// cut cuts all connections at once, as an API server does that ends while another one is ready at once.
 func (f *fleet) cut() {
 	for _, node := range f.nodes {
 		node.setCut(true)
@@ -383,7 +379,7 @@ func (f *fleet) cut() {
 	}
 }
 
-// rate is how many times there are in each of the seconds after begin, up to the last.
+// rate counts the times in each second after begin, up to the last.
 func rate(times []time.Time, begin time.Time) []int {
 	var counts []int
 	for _, at := range times {
@@ -399,7 +395,7 @@ func rate(times []time.Time, begin time.Time) []int {
 	return counts
 }
 
-// dials are when connections were asked for, requests when requests were made.
+// dials are the times when connections were requested, requests those when requests were made.
 func (f *fleet) dials() []time.Time {
 	var all []time.Time
 	for _, node := range f.nodes {
@@ -428,11 +424,11 @@ func (f *fleet) stop() {
 	ended.Wait()
 }
 
-// writers is how many requests at once change the Nodes: the server refuses what
-// waits for too long behind others.
+// writers is how many requests at once change the Nodes: the server refuses requests that wait too long
+// behind others.
 const writers = 16
 
-// eachNode does it for all Nodes, several at once.
+// eachNode calls do for all Nodes, several at once.
 func eachNode(t *testing.T, count int, do func(name string) error) {
 	t.Helper()
 	var working sync.WaitGroup
@@ -499,8 +495,8 @@ func shelf(a string) map[string]string {
 	return shelf
 }
 
-// testManyNodes has the nodes of a cluster watch at once, and holds bounds of
-// what they cost: see docs/internals/scale.md.
+// testManyNodes has the nodes of a cluster watch at once, and checks bounds of the cost: see
+// docs/internals/scale.md.
 func testManyNodes(t *testing.T, s *server) {
 	const nodes = 200
 	two, four, ten := document("2"), document("4"), document("10")
@@ -512,8 +508,8 @@ func testManyNodes(t *testing.T, s *server) {
 	begin := all.cost()
 	t.Logf("start: %.2f requests, %.0f bytes read, %.0f written a node", begin.requests/nodes, begin.read/nodes, begin.written/nodes)
 
-	// One label: one node is told. The others read no more than what says that a connection
-	// and a watch are alive, which is less than a Node.
+	// One label: one node learns of it. The others only read what keeps a connection and a watch alive,
+	// which is less than a Node.
 	var before []int64
 	for _, node := range all.nodes {
 		before = append(before, node.read.Load())
@@ -528,7 +524,7 @@ func testManyNodes(t *testing.T, s *server) {
 	flip := all.cost()
 	t.Logf("one label: %.0f bytes read by all nodes together", flip.read-begin.read)
 
-	// One edit: all are told, nobody asks.
+	// One edit: all nodes learn of it, and none sends a request.
 	s.setProfiles(map[string]string{"a": ten, "b": ten})
 	for i, node := range all.nodes {
 		if i != 7 {
@@ -542,7 +538,7 @@ func testManyNodes(t *testing.T, s *server) {
 	if edit.answers > 4*nodes+2*edit.forgotten {
 		t.Errorf("%.0f answers of %d nodes, want 4 each: %q", edit.answers, nodes, all.nodes[0].seen())
 	}
-	// A request may be in vain because its connection could not be made, or broke.
+	// A request may fail because its connection could not be made, or broke.
 	if vain := edit.requests - edit.answers; edit.connections > nodes+vain {
 		t.Errorf("%.0f connections of %d nodes, with %.0f requests in vain", edit.connections, nodes, vain)
 	}
@@ -559,7 +555,7 @@ func testManyNodes(t *testing.T, s *server) {
 		}
 	}
 
-	// Cut off together, they come back one by one and go on where they were.
+	// Cut off together, the nodes come back one by one and resume where they were.
 	pass(firstSecond)
 	all.cut()
 	s.setProfiles(map[string]string{"a": two, "b": two})
@@ -570,7 +566,7 @@ func testManyNodes(t *testing.T, s *server) {
 		}
 		node.awaits(t, is(t, name, two), "")
 	}
-	// A node that has seen the new text may not have watched itself again yet.
+	// A node that has seen the new text may not be watching again yet.
 	all.awaitAnswers(edit.answers + 2*nodes)
 	again := all.cost().minus(edit)
 	dials := all.dials()[int(edit.connections):]

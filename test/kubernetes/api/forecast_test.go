@@ -24,8 +24,8 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 )
 
-// testForecast has Virgate's command, as a process, ask whole programs on simulated nodes what a
-// rollout would bring, of profiles and of MIG layouts. It writes nothing.
+// testForecast runs Virgate's command, as a process, to ask whole programs on simulated nodes what a
+// rollout of profiles and of MIG layouts would change. It writes nothing.
 func testForecast(t *testing.T, s *server) {
 	const shared, small, big = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.6gb", "nvidia.com/mig-2g.12gb"
 	c := &commandLine{t: t, binary: buildProgram(t, "kubectl-virgate"), kubeconfig: s.kubeconfig(t)}
@@ -87,7 +87,8 @@ func testForecast(t *testing.T, s *server) {
 	}
 	notFromOutside(t, s, "virgate-cut-0")
 	before := state()
-	// Asked again while a node does not answer in time, or the kubelet has not listed a pod yet.
+	// plan repeats the command while a node does not answer in time, or the kubelet has not listed a pod
+	// yet.
 	plan := func(code, waiting int, arguments ...string) (f rollout.Forecast) {
 		t.Helper()
 		arguments = append([]string{"start"}, append(arguments, "--dry-run", "--virgate-namespace", "default", "-o", "json")...)
@@ -146,7 +147,8 @@ func testForecast(t *testing.T, s *server) {
 	}
 }
 
-// notFromOutside: what comes by the pod's address, as the API server's proxy does, gets metrics and no page.
+// notFromOutside checks that a request by the pod's address, as through the API server's proxy, gets
+// metrics and no page.
 func notFromOutside(t *testing.T, s *server, pod string) {
 	t.Helper()
 	got, err := s.admin.CoreV1().Pods("default").Get(t.Context(), pod, metav1.GetOptions{})
@@ -164,7 +166,7 @@ func notFromOutside(t *testing.T, s *server, pod string) {
 		var code int
 		err := s.admin.CoreV1().RESTClient().Get().Namespace("default").Resource("pods").Name(name).SubResource("proxy").
 			Suffix(path).Do(t.Context()).StatusCode(&code).Error()
-		if apierrors.IsNotFound(err) { // Which sets no code.
+		if apierrors.IsNotFound(err) { // Such an error has no code.
 			code = http.StatusNotFound
 		}
 		if code != want {

@@ -14,11 +14,11 @@ import (
 	"k8s.io/cri-streaming/pkg/streaming/portforward"
 )
 
-// portForwarder is the part of all kubelets that forwards ports: with the kubelet's own code, to ports of this
-// machine's loopback as if it were each pod's.
+// portForwarder stands for the part of all kubelets that forwards ports. With the kubelet's own code, it
+// forwards to ports of this machine's loopback as if that were each pod's.
 type portForwarder struct{}
 
-// forwardPorts starts it, and returns what the status of each Node needs so that the API server finds it there.
+// forwardPorts starts it, and returns the Node status by which the API server finds it.
 func forwardPorts(t *testing.T) (status string) {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

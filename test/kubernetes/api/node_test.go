@@ -39,22 +39,21 @@ const (
 	label                = "nvidia.com/device-plugin.config"
 )
 
-// nodeClient is a node's policy, and what it would have had applied.
+// nodeClient is a node's policy, and what it would have applied.
 type nodeClient struct {
 	counter
 	config *rest.Config
 	policy *configsource.NodeSource
-	// applies is called with what comes into force; nil for nobody.
+	// applies is called with what comes into force; may be nil.
 	applies func(configs.SelectedProfile)
 	stop    func()
-	// reporter tells what is in force, last what it has told; of a node that tells.
+	// reporter reports what is in force, last is its latest report; only set for nodes that report.
 	reporter *nodestatus.Reporter
 	last     nodereport.ProfileRef
 
 	mu sync.Mutex
-	// applied are the names and generations in force one after another, at when
-	// the last of them came; rejected is why the wanted one is not in force, "" if
-	// it is.
+	// applied are the names and generations that came into force, in order, and at is when the last one
+	// did. rejected is why the wanted one is not in force, "" if it is.
 	applied  []string
 	at       time.Time
 	rejected string
@@ -70,7 +69,7 @@ func (s *server) follow(t *testing.T, node, token string, change func(*configsou
 	})
 }
 
-// followBy is follow with a follower that is changed before it starts.
+// followBy calls follow with a nodeClient that change adjusts before it starts.
 func (s *server) followBy(t *testing.T, node, token string, change func(*nodeClient)) *nodeClient {
 	t.Helper()
 	f := &nodeClient{}
@@ -102,7 +101,7 @@ func (s *server) followBy(t *testing.T, node, token string, change func(*nodeCli
 	return f
 }
 
-// look does what the agent's loop does.
+// look does the same as the agent's loop.
 func (f *nodeClient) look() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -121,8 +120,7 @@ func (f *nodeClient) look() {
 	}
 }
 
-// state returns the profile in force as name@generation, and why the wanted one
-// is not.
+// state returns the profile in force as name@generation, and why the wanted one is not in force.
 func (f *nodeClient) state() (inForce, rejected string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -132,8 +130,8 @@ func (f *nodeClient) state() (inForce, rejected string) {
 	return inForce, f.rejected
 }
 
-// awaits waits until the profile is in force, "" for any, and the reason for
-// rejecting another one, "" for none, holds the text.
+// awaits waits until the profile is in force ("" for any), and the reason for rejecting another one has the
+// text ("" for no rejection).
 func (f *nodeClient) awaits(t *testing.T, inForce, rejected string) {
 	t.Helper()
 	defer func() {
@@ -148,7 +146,7 @@ func (f *nodeClient) awaits(t *testing.T, inForce, rejected string) {
 	})
 }
 
-// since is when the profile in force came into force.
+// since returns when the present profile came into force.
 func (f *nodeClient) since() time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -161,12 +159,12 @@ func (f *nodeClient) history() []string {
 	return append([]string(nil), f.applied...)
 }
 
-// document offers every GPU so many times.
+// document returns a profile that offers every GPU this many times.
 func document(replicas string) string {
 	return "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: " + replicas + "}]}}\n"
 }
 
-// is names a profile as state does.
+// is formats a profile as state does.
 func is(t *testing.T, name, text string) string {
 	t.Helper()
 	config, err := configs.Parse("", []byte(text), nil)
@@ -176,7 +174,7 @@ func is(t *testing.T, name, text string) string {
 	return name + "@" + configs.Generation(config.Profile)
 }
 
-// counter counts what goes over one node's connections, and can cut them.
+// counter counts the traffic of one node's connections, and can cut them.
 type counter struct {
 	read, written atomic.Int64
 	mu            sync.Mutex
@@ -186,44 +184,43 @@ type counter struct {
 	cut           bool
 }
 
-// request is one that was made.
+// request is a request that was made.
 type request struct {
 	at time.Time
 	// what is its method and URL.
 	what string
-	// answer is the status; 0 while there is none, or when there was none. It came
-	// at answered.
+	// answer is the status, 0 without an answer. It came at answered.
 	answer   int
 	answered time.Time
-	// forgotten says that the server had no events any more from the version on that a
-	// watch asked for: that was its answer, or an event.
+	// forgotten is true if the server no longer had the events from a watch's version on: it said so by the
+	// answer, or by an event.
 	forgotten bool
-	// ended says that nothing more comes of the answer.
+	// ended is true when nothing more follows in the answer.
 	ended bool
 }
 
-// follows says that it is one of those that keep up with an object: a list or a watch.
+// follows reports whether the request keeps up with an object: it is a list or a watch.
 func (r request) follows() bool { return !r.writes() && strings.Contains(r.what, "fieldSelector") }
 
-// object is what is followed, and watch whether it is a watch.
+// object returns what the request follows, watch whether it is a watch.
 func (r request) object() string { object, _, _ := strings.Cut(r.what, "?"); return object }
 func (r request) watch() bool    { return strings.Contains(r.what, "watch=true") }
 
-// inVain says that nothing came of it: a server that starts or is busy refuses some,
-// and the connection may break. How often that happens is the server's business.
+// inVain reports whether the request brought nothing: a server that starts or is busy refuses some, and the
+// connection may break. How often that happens depends on the server.
 func (r request) inVain() bool { return r.answer != http.StatusOK && !r.forgotten }
 
-// writes says that it changes something.
+// writes reports whether the request changes something.
 func (r request) writes() bool { return !strings.HasPrefix(r.what, http.MethodGet) }
 
-// into has what is asked with the configuration counted. All that use it share
-// one connection, as they do in the program.
+// into makes c count the requests of all clients that use the configuration. They share one connection, as
+// in the program.
 func (c *counter) into(config *rest.Config) *rest.Config {
 	c.open = map[net.Conn]bool{}
 	config.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if c.cut { // client-go takes some errors, such as net.ErrClosed, for a watch that was answered and has ended.
+		if c.cut { // client-go takes some errors, such as net.ErrClosed, for the end of an answered watch.
 			return nil, &net.OpError{Op: "dial", Net: network, Err: syscall.ENETUNREACH}
 		}
 		c.dials = append(c.dials, time.Now())
@@ -257,7 +254,7 @@ func (c *counter) into(config *rest.Config) *rest.Config {
 	return &rest.Config{Host: config.Host, Transport: shared, QPS: -1}
 }
 
-// setCut cuts the network, or mends it.
+// setCut cuts or restores the network.
 func (c *counter) setCut(cut bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -269,14 +266,14 @@ func (c *counter) setCut(cut bool) {
 	}
 }
 
-// made are the requests so far.
+// made returns the requests so far.
 func (c *counter) made() []request {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.requests)
 }
 
-// dialled is when connections were asked for.
+// dialled returns when connections were requested.
 func (c *counter) dialled() []time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -301,14 +298,14 @@ func (c *counter) answered(status int) int {
 	return count
 }
 
-// answers are the lists and watches of which something came.
+// answers returns the lists and watches that brought something.
 func (c *counter) answers() []request {
 	return slices.DeleteFunc(c.made(), func(r request) bool { return !r.follows() || r.inVain() })
 }
 
-// expectReasons holds how the node asks, however slow the server is: it lists an object
-// once, and once more for each time that the server has forgotten what it knows; and after
-// one in vain it waits, each time for longer.
+// expectReasons checks the node's requests, however slow the server is: it lists an object once, and once
+// more each time that the server has forgotten its version. After a failed request it waits, each time
+// longer.
 func (c *counter) expectReasons(t *testing.T) {
 	t.Helper()
 	const first, longest = 300 * time.Millisecond, 20 * time.Second // configsource's backoff
@@ -341,7 +338,7 @@ func (c *counter) expectReasons(t *testing.T) {
 	}
 }
 
-// readAnswer looks for the word of a server that has forgotten a version.
+// readAnswer watches an answer for the error of a server that has forgotten a version.
 type readAnswer struct {
 	io.ReadCloser
 	counter *counter
@@ -391,13 +388,13 @@ func (c counted) Close() error {
 	return c.Conn.Close()
 }
 
-// testOneConnection: what reads and what writes, each with a configuration of its
-// own as in the program, share one connection to the API server.
+// testOneConnection checks that the reader and the writer, each with its own configuration as in the
+// program, share one connection to the API server.
 func testOneConnection(t *testing.T, s *server) {
 	s.setNode("one", "a")
 	s.setProfiles(map[string]string{"a": document("2")})
 	kubeconfig := filepath.Join(t.TempDir(), "config")
-	// The name keeps it apart from the tests' own connections.
+	// The server name separates it from the tests' own connections.
 	write(t, kubeconfig, fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
 clusters: [{name: c, cluster: {server: "https://127.0.0.1:%d", insecure-skip-tls-verify: true, tls-server-name: one-connection}}],
 users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.port, virgateToken))
@@ -417,11 +414,11 @@ users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c
 	s.await("the Node to say so", func() bool {
 		return s.node("one").Labels[nodestatus.StateLabel] == "applied" && len(s.told("one", "")) == 1
 	})
-	// One that lost a race is closed at once.
+	// A connection that lost a race is closed at once.
 	s.await("one connection", func() bool { return s.connections()-before == 1 })
 }
 
-// connections are those that this process has to the server.
+// connections counts this process's connections to the server.
 func (s *server) connections() int {
 	s.t.Helper()
 	data, err := os.ReadFile("/proc/self/net/tcp")
@@ -444,8 +441,8 @@ type program struct {
 	kubelet *simkubelet.Kubelet
 }
 
-// run starts it for the Node with GPUs of that kind until the test ends, with the
-// profiles of the API server, or as change says; nil for no change.
+// run starts the program for the Node with GPUs of that kind until the test ends. It has the profiles of
+// the API server unless change, which may be nil, changes that.
 func (s *server) run(t *testing.T, name, gpus string, change func(*daemon.Options)) *program {
 	t.Helper()
 	dir := shortdir.New(t)
@@ -485,13 +482,13 @@ func (s *server) run(t *testing.T, name, gpus string, change func(*daemon.Option
 	return p
 }
 
-// offers says that the kubelet can give exactly so many of the resource.
+// offers reports whether the kubelet can grant exactly this many of the resource.
 func (p *program) offers(resource string, devices int) bool {
 	return p.kubelet.Snapshot().Resources[resource].Allocatable == devices
 }
 
-// testProgramTells runs all of the program between a simulated driver, a
-// simulated kubelet and the real API server.
+// testProgramTells runs the whole program between a simulated driver, a simulated kubelet and the real API
+// server.
 func testProgramTells(t *testing.T, s *server) {
 	s.setNode("program", "")
 	profile := filepath.Join(t.TempDir(), "profile.yaml")
@@ -506,7 +503,7 @@ func testProgramTells(t *testing.T, s *server) {
 	generation := s.node("program").Annotations[nodestatus.GenerationAnnotation]
 
 	s.await("the XID", func() bool {
-		// An event that comes before anybody listens is lost, so it comes again.
+		// An event before the program listens is lost, so the test repeats it.
 		s.must(gpus.Do("xid", map[string]string{"gpu": "0", "code": "79"}))
 		return slices.ContainsFunc(s.told("program", "GPUUnhealthy"), func(m string) bool { return strings.Contains(m, "GPU 0 (GPU-") && strings.Contains(m, "XID 79") })
 	})
@@ -528,9 +525,8 @@ func testProgramTells(t *testing.T, s *server) {
 	})
 }
 
-// testKubelet has the whole program between the API server and a simulated
-// kubelet: what changes in the cluster is what the kubelet sees, on the stream
-// that was open before.
+// testKubelet runs the whole program between the API server and a simulated kubelet: a change in the
+// cluster reaches the kubelet on the stream that was already open.
 func testKubelet(t *testing.T, s *server) {
 	two, four, ten := document("2"), document("4"), document("10")
 	s.setNode("n1", "a")

@@ -21,8 +21,8 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// TestReport plays all that is told on one API server. Each part has a Node of
-// its own, as events outlive their Node.
+// TestReport runs all tests of reports on one API server. Each part has its own Node, because events
+// outlive their Node.
 func TestReport(t *testing.T) {
 	s := startServer(t)
 	s.allow()
@@ -65,12 +65,12 @@ type complaints chan string
 func (c complaints) Write(line []byte) (int, error) {
 	select {
 	case c <- string(line):
-	default: // Nobody reads so many.
+	default: // No test reads so many.
 	}
 	return len(line), nil
 }
 
-// await takes the line that has all of the parts, and leaves the others.
+// await takes the first line that has all of the parts, and drops those before it.
 func (c complaints) await(t *testing.T, parts ...string) {
 	t.Helper()
 	await.True(t, fmt.Sprintf("a complaint with %q", parts), func() bool {
@@ -106,8 +106,7 @@ func (s *server) node(name string) *corev1.Node {
 	return node
 }
 
-// says tells whether the Node says generation, state and reason in its
-// annotations, its label and its condition.
+// says reports whether the Node's annotations, label and condition have this generation, state and reason.
 func (s *server) says(name, generation, state, reason string) bool {
 	node := s.node(name)
 	i := slices.IndexFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == nodestatus.ConditionType })
@@ -115,8 +114,8 @@ func (s *server) says(name, generation, state, reason string) bool {
 		node.Annotations[nodestatus.GenerationAnnotation] == generation && node.Labels[nodestatus.StateLabel] == state
 }
 
-// told are the messages of the node's events with that reason, "" for any, found
-// as kubectl describe does.
+// told returns the messages of the node's events with that reason ("" for any), found as kubectl describe
+// does.
 func (s *server) told(node, reason string) []string {
 	selector := "involvedObject.kind=Node,involvedObject.name=" + node + ",involvedObject.uid=" + node
 	if reason != "" {
@@ -133,7 +132,7 @@ func (s *server) told(node, reason string) []string {
 	return messages
 }
 
-// testTold has the shipped ClusterRole and nothing more.
+// testTold has only the shipped ClusterRole.
 func testTold(t *testing.T, s *server) {
 	s.setNode("told", "")
 	theirs := []byte(`{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady"}],"capacity":{"nvidia.com/old":"0","nvidia.com/gpu":"0"},"allocatable":{"nvidia.com/gpu":"0"}}}`)
@@ -168,13 +167,13 @@ func testTold(t *testing.T, s *server) {
 		}
 	}
 
-	// The Node is made anew.
+	// The Node is created anew.
 	s.removeNode("told")
 	s.setNode("told", "")
 	r.NodeReplaced()
 	s.await("the new Node to say it", func() bool { return s.says("told", "g1", "rejected", "ProfileRejected") })
 
-	// The same events again and again are one with a count.
+	// Repeated events become one with a count.
 	for i := range 20 {
 		unit := sharing.UnitHealth{Unit: "GPU-a", GPU: "GPU-a", Index: "0", State: sharing.Healthy}
 		if i%2 == 0 {
@@ -190,8 +189,8 @@ func testTold(t *testing.T, s *server) {
 	})
 }
 
-// testToldLater reports while the API server is away. The last state is
-// told when it is back, and what happened meanwhile.
+// testToldLater reports while the API server is away. When the server is back, it gets the last state and
+// the events of the time between.
 func testToldLater(t *testing.T, s *server) {
 	s.setNode("later", "")
 	r := startReporter(t, s.config(virgateToken), "later", nil)
@@ -206,7 +205,7 @@ func testToldLater(t *testing.T, s *server) {
 	})
 }
 
-// testToldOnceAllowed begins without any right.
+// testToldOnceAllowed starts without any right.
 func testToldOnceAllowed(t *testing.T, s *server) {
 	s.setNode("unallowed", "")
 	complaints := make(complaints, 100)

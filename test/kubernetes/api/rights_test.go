@@ -35,8 +35,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// testRightsTaken: a node whose rights are taken while it watches keeps its
-// profile, says why, and follows when it has them again.
+// testRightsTaken checks that a node which loses its rights while it watches keeps its profile, says why,
+// and follows again when it has them back.
 func testRightsTaken(t *testing.T, s *server) {
 	two, four := document("2"), document("4")
 	s.setNode("n1", "a")
@@ -49,11 +49,11 @@ func testRightsTaken(t *testing.T, s *server) {
 	s.must(err)
 	s.must(bindings.Delete(t.Context(), "virgate", metav1.DeleteOptions{}))
 	s.awaitRights(false)
-	f.setCut(true) // The server asks for rights when a watch begins.
+	f.setCut(true) // The server checks rights when a watch begins.
 	f.setCut(false)
 	s.await("the refusal", func() bool { return f.answered(403) > 0 })
 	s.setProfiles(map[string]string{"a": four})
-	s.setNode("n1", "b") // Of the Node it may still hear.
+	s.setNode("n1", "b") // It may still receive changes of the Node.
 	f.awaits(t, is(t, "a", two), `wants "b": it holds a`)
 	s.setNode("n1", "a")
 	binding.ResourceVersion, binding.UID = "", ""
@@ -65,8 +65,7 @@ func testRightsTaken(t *testing.T, s *server) {
 	}
 }
 
-// testRefused: who may read nothing gets no profile, and is told what is
-// missing.
+// testRefused checks that a user without rights gets no profile, and an error that names the missing right.
 func testRefused(t *testing.T, s *server) {
 	s.setNode("n1", "a")
 	s.setProfiles(map[string]string{"a": document("2")})
@@ -77,7 +76,7 @@ func testRefused(t *testing.T, s *server) {
 	}
 }
 
-// testAllowed: the chart's rights are those that are needed, and no more.
+// testAllowed checks that the chart's rights are exactly those that are needed.
 func testAllowed(t *testing.T, s *server) {
 	s.setNode("n1", "a")
 	s.setProfiles(map[string]string{"a": document("2")})
@@ -148,8 +147,7 @@ func testAllowed(t *testing.T, s *server) {
 	}
 }
 
-// testAdmission installs the shipped policy and writes with the
-// token of a pod.
+// testAdmission installs the shipped policy and writes with a pod's token.
 func testAdmission(t *testing.T, s *server) {
 	s.setNode("n1", "")
 	s.setNode("n2", "")
@@ -262,7 +260,7 @@ func testAdmission(t *testing.T, s *server) {
 	}
 }
 
-// podToken logs in as Virgate's service account from a pod on the node.
+// podToken returns a client configuration for Virgate's service account in a pod on the node.
 func (s *server) podToken(node string) *rest.Config {
 	s.t.Helper()
 	const name = "virgate"
@@ -288,7 +286,8 @@ func (s *server) podToken(node string) *rest.Config {
 	return s.config(token.Status.Token)
 }
 
-// testPausedLabels has the API server judge by the shipped policy, as the chart makes it with mig.pauseClients and without.
+// testPausedLabels checks the API server's decisions by the shipped policy, as the chart renders it with
+// and without mig.pauseClients.
 func testPausedLabels(t *testing.T, s *server, config *rest.Config) {
 	const dcgm, exporter, plugin = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter", "nvidia.com/gpu.deploy.device-plugin"
 	policy, err := os.ReadFile("../../../charts/virgate/files/admission-own-node.yaml")
@@ -371,7 +370,7 @@ func testPausedLabels(t *testing.T, s *server, config *rest.Config) {
 	})
 }
 
-// applyFile creates what a manifest has.
+// applyFile creates the objects of a manifest.
 func (s *server) applyFile(path string) {
 	s.t.Helper()
 	data, err := os.ReadFile(path)
@@ -392,10 +391,11 @@ func (s *server) applyFile(path string) {
 	}
 }
 
-// gpusNeedRequest is a part of the name of the policy about GPUs without a request.
+// gpusNeedRequest is part of the name of the policy about GPUs without a request.
 const gpusNeedRequest = "-gpus-need-request"
 
-// rendered are the policies and bindings, as the chart's tests render them by the values of that name, that are kept.
+// rendered returns the policies and bindings for which keep is true, as the chart's tests render them with
+// the values of that name.
 func (s *server) rendered(values string, keep func(policy string) bool) (policies []string) {
 	s.t.Helper()
 	text, err := os.ReadFile("../../chart/testdata/" + values + ".golden.yaml")
@@ -408,7 +408,7 @@ func (s *server) rendered(values string, keep func(policy string) bool) (policie
 	return policies
 }
 
-// applyPolicies applies so many policies and their bindings, until the test ends.
+// applyPolicies applies this many policies and their bindings, until the test ends.
 func (s *server) applyPolicies(want int, policies []string) {
 	s.t.Helper()
 	if len(policies) != 2*want {
@@ -424,9 +424,9 @@ func (s *server) applyPolicies(want int, policies []string) {
 	})
 }
 
-// testSharePolicies has the API server judge pods by the chart's policies about shares, as
-// the chart's tests render them: one share of nvidia.com/gpu, in labelled namespaces only,
-// and at most 8 of nvidia.com/gpu.shared.
+// testSharePolicies checks the API server's decisions about pods by the chart's policies for shares, as the
+// chart's tests render them: one share of nvidia.com/gpu, in labelled namespaces only, and at most 8 of
+// nvidia.com/gpu.shared.
 func testSharePolicies(t *testing.T, s *server) {
 	var policies []string
 	for name, part := range map[string]string{"everything": "", "overrides": "-most-", "dra": "-claims\n"} {
@@ -476,7 +476,7 @@ func testSharePolicies(t *testing.T, s *server) {
 	testClaimPolicies(t, s)
 }
 
-// testGPUsNeedRequest has the API server judge pods that name GPUs without a request.
+// testGPUsNeedRequest checks the API server's decisions about pods that name GPUs without a request.
 func testGPUsNeedRequest(t *testing.T, s *server) {
 	s.applyPolicies(1, s.rendered("everything", func(policy string) bool { return strings.Contains(policy, gpusNeedRequest) }))
 	_, err := s.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
@@ -573,7 +573,7 @@ func testGPUsNeedRequest(t *testing.T, s *server) {
 	}
 }
 
-// testClaimPolicies has the API server judge claims and templates by those policies.
+// testClaimPolicies checks the API server's decisions about claims and templates by those policies.
 func testClaimPolicies(t *testing.T, s *server) {
 	const gpu, renamed, one, place = "virgate-gpu.nvidia.com", "virgate-gpu.shared.nvidia.com", "a claim may have at most one share", "virgate.github.io/shared-gpus=allowed"
 	request := func(class string, count int64, capacity ...string) resourceapi.DeviceRequest {
@@ -654,8 +654,7 @@ func testClaimPolicies(t *testing.T, s *server) {
 	}
 }
 
-// testPods: the pods of the node are seen, with the right of their own, and no
-// others.
+// testPods checks that Virgate sees the pods of its node, with the separate right for that, and no others.
 func testPods(t *testing.T, s *server) {
 	s.createRole("virgate-pods", "clusterrole-pods.yaml")
 	s.bind("virgate-pods", "virgate-pods", user("virgate"))

@@ -23,7 +23,7 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 )
 
-// TestRollouts is the part "rollouts" of TestAPI with as many nodes as it is asked for.
+// TestRollouts runs the part "rollouts" of TestAPI with the requested number of nodes.
 func TestRollouts(t *testing.T) {
 	nodes, err := strconv.Atoi(os.Getenv(scaleVariable))
 	if err != nil {
@@ -40,13 +40,13 @@ func testRollouts(t *testing.T, s *server) { playRollouts(t, s, 40) }
 type trouble string
 
 const (
-	// refuses says that it cannot use it, silent nothing at all, and faulty that it is in force, and
-	// then a GPU of the node fails.
+	// refuses: the node says that it cannot use the profile. silent: the node says nothing. faulty: the
+	// profile is in force, and then a GPU of the node fails.
 	refuses, silent, faulty trouble = "refuses", "silent", "faulty"
 )
 
-// playRollouts has Virgate's command, as a process, give Nodes another profile, which follow it and
-// say so by Virgate's own code. Three refuse, two never answer, and a GPU of one fails.
+// playRollouts runs Virgate's command, as a process, to give Nodes another profile. The nodes follow it and
+// report by Virgate's own code. Three refuse, two never answer, and a GPU of one fails.
 func playRollouts(t *testing.T, s *server, count int) {
 	c := &commandLine{t: t, binary: buildProgram(t, "kubectl-virgate"), kubeconfig: s.kubeconfig(t)}
 	s.setProfiles(map[string]string{"a": document("2"), "b": document("4")})
@@ -60,7 +60,7 @@ func playRollouts(t *testing.T, s *server, count int) {
 	for i := range names {
 		names[i] = nodeName(i)
 	}
-	slices.Sort(names) // The order of a rollout.
+	slices.Sort(names) // In the order of a rollout.
 	at := func(part float64) string { return names[int(part*float64(count-1))] }
 	troubles := map[string]trouble{at(0.3): refuses, at(0.5): refuses, at(0.7): refuses, at(0.4): silent, at(0.6): silent, at(0.8): faulty}
 	var healed sync.Map // by node, once its trouble is over
@@ -79,11 +79,11 @@ func playRollouts(t *testing.T, s *server, count int) {
 	before := s.labels(t)
 	hasB := func(n corev1.Node) bool { return n.Labels[label] == "b" }
 
-	// What nodes say of rollouts that are none is in nobody's way.
+	// Records of rollouts that do not exist do no harm.
 	s.invent(t, names[0], "none", "claiming")
 	s.invent(t, at(0.9), "none", "running")
 
-	// It pauses after the first wave. The next driver is killed, and another one goes on.
+	// It pauses after the first wave. The next process that drives it is killed, and another one continues.
 	c.run(0, "start", "b", "-l", label+"=a", "--max-unavailable", "10%", "--timeout", "20s")
 	wave := (count + 9) / 10
 	if got := len(s.nodesThat(t, hasB)); got != wave {
@@ -115,7 +115,7 @@ func playRollouts(t *testing.T, s *server, count int) {
 				t.Errorf("it stopped at %s, and said %q", node, output)
 			case troubles[node] != "":
 				stopped[node] = true
-			case !strings.Contains(failed[node], "not done within"): // It may be this machine that is slow.
+			case !strings.Contains(failed[node], "not done within"): // The cause may be that this machine is slow.
 				t.Errorf("it stopped at %s: %s", node, failed[node])
 			}
 		}
@@ -127,7 +127,7 @@ func playRollouts(t *testing.T, s *server, count int) {
 		t.Errorf("%d of %d nodes have b at the end", got, count)
 	}
 
-	// Undone, every label is as it was.
+	// After undo, every label is as it was.
 	for node := range troubles {
 		healed.Store(node, true)
 	}
@@ -142,8 +142,8 @@ func playRollouts(t *testing.T, s *server, count int) {
 		}
 	}
 
-	// Nothing of it is in the way of the next. While that waits for a node that is silent, nobody else
-	// can drive it, or have its nodes.
+	// Nothing of it hinders the next rollout. While that waits for a silent node, no other process can
+	// drive it or take its nodes.
 	healed.Delete(at(0.4))
 	driver = c.begin("start", "b", "-l", label+"=a", "--max-unavailable", "100%", "--pause-after", "0", "--timeout", "20m")
 	s.await("all nodes but one to have b", func() bool {
@@ -165,7 +165,7 @@ func playRollouts(t *testing.T, s *server, count int) {
 	}
 }
 
-// invent has the node say, of the rollout of that ID, whatever it likes.
+// invent puts an arbitrary record of the rollout of that ID on the node.
 func (s *server) invent(t *testing.T, node, id, phase string) {
 	t.Helper()
 	record := fmt.Sprintf(`{"id":%q,"rollout":%q,"label":"evil","to":"evil","by":"eve","started":"2020-01-01T00:00:00Z","max":1000,"timeout":1,`+
@@ -179,7 +179,7 @@ func (s *server) invent(t *testing.T, node, id, phase string) {
 	s.must(err)
 }
 
-// nodesByName are all Nodes.
+// nodesByName returns all Nodes.
 func (s *server) nodesByName(t *testing.T) map[string]corev1.Node {
 	t.Helper()
 	nodes := map[string]corev1.Node{}
@@ -187,7 +187,7 @@ func (s *server) nodesByName(t *testing.T) map[string]corev1.Node {
 	return nodes
 }
 
-// tellWithTroubles is tell for a node that may have trouble with the profile b.
+// tellWithTroubles calls tell for a node that may have trouble with the profile b.
 func (f *nodeClient) tellWithTroubles(t *testing.T, s *server, node string, has func() trouble) {
 	f.tell(t, node)
 	follows, reporter := f.applies, f.reporter
@@ -205,7 +205,7 @@ func (f *nodeClient) tellWithTroubles(t *testing.T, s *server, node string, has 
 			})
 		case kind == faulty:
 			follows(selected)
-			// The node may be done by then or not, either way the rollout stops.
+			// The rollout stops whether or not the node is done by then.
 			patch := []byte(`{"status":{"allocatable":{"nvidia.com/gpu":"6"}}}`)
 			if _, err := s.admin.CoreV1().Nodes().Patch(context.WithoutCancel(t.Context()), node, types.MergePatchType, patch, metav1.PatchOptions{}, "status"); err != nil {
 				t.Error(err)
@@ -214,7 +214,7 @@ func (f *nodeClient) tellWithTroubles(t *testing.T, s *server, node string, has 
 	}
 }
 
-// nodesThat are the names of such Nodes.
+// nodesThat returns the names of the Nodes that meet the condition.
 func (s *server) nodesThat(t *testing.T, is func(corev1.Node) bool) (names []string) {
 	t.Helper()
 	list, err := s.admin.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
@@ -229,7 +229,7 @@ func (s *server) nodesThat(t *testing.T, is func(corev1.Node) bool) (names []str
 	return names
 }
 
-// labels are the profiles of all Nodes.
+// labels returns the profile of each Node.
 func (s *server) labels(t *testing.T) map[string]string {
 	t.Helper()
 	labels := map[string]string{}
@@ -237,7 +237,7 @@ func (s *server) labels(t *testing.T) map[string]string {
 	return labels
 }
 
-// failed are the nodes at which the rollout has stopped, with their records.
+// failed returns the nodes at which the rollout has stopped, with their records.
 func (s *server) failed(t *testing.T) map[string]string {
 	t.Helper()
 	failed := map[string]string{}
@@ -250,7 +250,7 @@ func (s *server) failed(t *testing.T) map[string]string {
 	return failed
 }
 
-// kubeconfig is a file by which kubectl would reach the server as its administrator.
+// kubeconfig writes a kubectl configuration for the server's administrator.
 func (s *server) kubeconfig(t *testing.T) string {
 	t.Helper()
 	path := t.TempDir() + "/kubeconfig"
@@ -286,7 +286,7 @@ func (c *commandLine) command(arguments ...string) *exec.Cmd {
 	return exec.Command(c.binary, append([]string{"rollout", "--kubeconfig", c.kubeconfig, "--virgate-namespace", namespace}, arguments...)...)
 }
 
-// runs waits for the command's end.
+// runs runs the command to its end.
 func (c *commandLine) runs(arguments ...string) (code int, output string) {
 	c.t.Helper()
 	command := c.command(arguments...)
@@ -299,7 +299,7 @@ func (c *commandLine) runs(arguments ...string) (code int, output string) {
 	return command.ProcessState.ExitCode(), string(text)
 }
 
-// run is runs, and wants the exit code.
+// run calls runs and checks the exit code.
 func (c *commandLine) run(code int, arguments ...string) (output string) {
 	c.t.Helper()
 	got, output := c.runs(arguments...)
@@ -309,7 +309,7 @@ func (c *commandLine) run(code int, arguments ...string) (output string) {
 	return output
 }
 
-// begin starts the command, which the caller ends.
+// begin starts the command; the caller ends it.
 func (c *commandLine) begin(arguments ...string) *exec.Cmd {
 	c.t.Helper()
 	command := c.command(arguments...)
@@ -325,7 +325,7 @@ func (c *commandLine) begin(arguments ...string) *exec.Cmd {
 	return command
 }
 
-// kill ends the command, if it has not ended, and waits for that.
+// kill kills the command unless it has ended, and waits for its end.
 func (c *commandLine) kill(command *exec.Cmd) {
 	if command.ProcessState == nil {
 		_ = command.Process.Kill()

@@ -17,7 +17,7 @@ import (
 	clusterview "github.com/virgate/virgate/internal/cluster"
 )
 
-// setLabels sets labels of the Node; nil takes one away.
+// setLabels sets labels of the Node; nil removes one.
 func (s *server) setLabels(name string, labels map[string]any) {
 	s.t.Helper()
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": labels}})
@@ -26,8 +26,8 @@ func (s *server) setLabels(name string, labels map[string]any) {
 	s.must(err)
 }
 
-// testRules has two nodes of different pools and models take their profiles by rules, as new nodes do: relabelled, edited,
-// broken, and reverted.
+// testRules has two nodes of different pools and models get their profiles by rules, as new nodes do, and
+// relabels the nodes and edits, breaks and reverts the rules.
 func testRules(t *testing.T, s *server) {
 	const gpu = "nvidia.com/gpu"
 	profiles := func(rules string) map[string]string {
@@ -64,7 +64,7 @@ func testRules(t *testing.T, s *server) {
 		return strings.HasPrefix(condition, "four by rule 1 of "+source+": ") && strings.Contains(strings.Join(s.told("rule-a", nodestatus.ReasonProfileApplied), "\n"), "profile four by rule 1 of "+source+" is in force")
 	})
 
-	// Relabelled; the label comes late, goes and comes.
+	// Relabelled: the label comes late, goes and comes back.
 	s.setLabels("rule-a", map[string]any{"pool": nil})
 	awaits("the default", "rule-a", "two", "default: no rule of "+source+" matches", 4)
 	s.setLabels("rule-a", map[string]any{"pool": "a"})
@@ -74,7 +74,7 @@ func testRules(t *testing.T, s *server) {
 	s.setNode("rule-a", "")
 	awaits("the rule without it", "rule-a", "four", "rule 1 of "+source, 8)
 
-	// An edit that changes one node's profile: the other one writes that it has the list, and no Event.
+	// An edit that changes one node's profile: the other node writes that it has the list, and no Event.
 	told := len(s.told("rule-a", ""))
 	list := s.node("rule-a").Annotations[nodestatus.RulesAnnotation]
 	edited := strings.Replace(first, "profile: ten", "profile: two", 1)
@@ -88,7 +88,7 @@ func testRules(t *testing.T, s *server) {
 		t.Errorf("events about an edit that changes nothing: %q", now)
 	}
 
-	// A broken one changes nothing, and is told once by each node, with file, line and rule.
+	// A broken list changes nothing, and each node reports it once, with file, line and rule.
 	s.setProfiles(profiles(strings.Replace(edited, "profile: four", "profile: fuor", 1)))
 	for _, name := range nodes {
 		s.await("the refusal by "+name, func() bool {
@@ -127,7 +127,7 @@ func testRules(t *testing.T, s *server) {
 		return cmp.Equal(view(), []string{"rule 1 of " + source + " four: 1 nodes, 1 applied, 0 rejected", "rule 2 of " + source + " ten: 1 nodes, 1 applied, 0 rejected"})
 	})
 
-	// With a spread, an edit is taken later, and a label at once.
+	// With a spread, a node takes an edit later, but a label at once.
 	s.setProfiles(profiles("spread: 24h\n" + first))
 	s.setLabels("rule-a", map[string]any{"pool": nil})
 	awaits("the default by the old list", "rule-a", "two", "default: no rule of "+source+" matches", 4)

@@ -24,7 +24,7 @@ const (
 	schedulingNamespace = "scheduling"
 )
 
-// machine is a node without a kubelet. The scheduler reads no more of one than this.
+// machine is a node without a kubelet, with all that the scheduler reads of a node.
 type machine struct {
 	set, name string
 	cpus      int64
@@ -33,8 +33,8 @@ type machine struct {
 	taint     string
 }
 
-// machines are those of all parts; a part has its own set. The scheduler by itself prefers the
-// node with the most free CPUs, which here is the wrong one.
+// machines are the nodes of all parts; each part has its own set. The scheduler by default prefers the node
+// with the most free CPUs, which here is the wrong one.
 var machines = []machine{
 	{set: "even", name: "even-1", cpus: 16},
 	{set: "even", name: "even-2", cpus: 16},
@@ -56,16 +56,15 @@ func gpuLabels(memory, replicas string) map[string]string {
 	return map[string]string{"nvidia.com/gpu.memory": memory, "nvidia.com/gpu.replicas": replicas, "nvidia.com/gpu.sharing-strategy": "time-slicing"}
 }
 
-// serviced is the set whose pods belong to a Service. One of its nodes' many shares makes so small
-// a difference that the scheduler's own spreading would win.
+// serviced is the set whose pods belong to a Service. One of its nodes' many shares makes so small a
+// difference that the scheduler's default spreading would win.
 const serviced = "dense"
 
-// testScheduling tries the examples for the scheduler on the real one, each beside what happens
-// without it.
+// testScheduling tries the scheduling examples on the real scheduler, each beside the result without it.
 func testScheduling(t *testing.T, s *server) {
 	_, err := s.admin.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: schedulingNamespace}}, metav1.CreateOptions{})
 	s.must(err)
-	// The scheduler by itself spreads a Service's pods, which packing must overcome.
+	// By default the scheduler spreads a Service's pods, which packing must overcome.
 	_, err = s.admin.CoreV1().Services(schedulingNamespace).Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: serviced},
 		Spec:       corev1.ServiceSpec{Selector: map[string]string{"set": serviced}, Ports: []corev1.ServicePort{{Port: 80}}},
@@ -139,7 +138,7 @@ func testScheduling(t *testing.T, s *server) {
 	}
 }
 
-// shareOf is a pod's with one of the resource.
+// shareOf is the spec of a pod with one of the resource.
 func shareOf(set, name, scheduler string) corev1.PodSpec {
 	return inSet(corev1.PodSpec{SchedulerName: scheduler, Containers: []corev1.Container{{
 		Name: "main", Image: "none", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{corev1.ResourceName(name): resource.MustParse("1")}},
@@ -158,7 +157,7 @@ func (s *server) readExample(name string, into any) {
 	s.must(yaml.UnmarshalStrict(text, into))
 }
 
-// spread is a pod of the example, with or without its constraint.
+// spread is the spec of a pod of the example, with or without its constraint.
 func (s *server) spread(constraint bool) corev1.PodSpec {
 	s.t.Helper()
 	var example appsv1.Deployment
@@ -187,7 +186,7 @@ func (s *server) createMachine(m machine) {
 	node.Status.Capacity = node.Status.Allocatable
 	node, err = nodes.UpdateStatus(s.t.Context(), node, metav1.UpdateOptions{})
 	s.must(err)
-	node.Spec.Taints = nil // The API server takes each new node for not ready.
+	node.Spec.Taints = nil // The API server taints each new node as not ready.
 	if m.taint != "" {
 		node.Spec.Taints = []corev1.Taint{{Key: m.taint, Effect: corev1.TaintEffectNoSchedule}}
 	}
@@ -235,8 +234,7 @@ current-context: test
 	})
 }
 
-// schedule makes pods, takes them away again, and returns the node of each: "" for
-// one that the scheduler finds none for.
+// schedule creates pods, deletes them again, and returns the node of each, "" if the scheduler finds none.
 func (s *server) schedule(t *testing.T, spec corev1.PodSpec, count int) []string {
 	t.Helper()
 	pods := s.admin.CoreV1().Pods(schedulingNamespace)

@@ -33,12 +33,12 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// asServer makes this test binary an API server, or a scheduler by that value.
+// asServer makes this test binary an API server, or a scheduler with that value.
 const asServer = "VIRGATE_TEST_API_SERVER"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asServer) != "" {
-		go func() { // A test that is killed takes its server with it.
+		go func() { // The server ends with its test, even if that is killed.
 			_, _ = io.Copy(io.Discard, os.Stdin)
 			os.Exit(1)
 		}()
@@ -63,7 +63,8 @@ type server struct {
 	admin   *kubernetes.Clientset
 }
 
-// startServer starts both, the API server with these flags too, and stops them at the end of the test.
+// startServer starts both, the API server with these additional flags, and stops them at the end of the
+// test.
 func startServer(t *testing.T, flags ...string) *server {
 	t.Helper()
 	s := &server{t: t, dir: t.TempDir(), port: freePort(t), flags: flags}
@@ -83,11 +84,11 @@ func startServer(t *testing.T, flags ...string) *server {
 
 func (s *server) path(name string) string { return filepath.Join(s.dir, name) }
 
-// config logs in with the token.
+// config returns a configuration that logs in with the token.
 func (s *server) config(token string) *rest.Config {
 	return &rest.Config{
 		Host: "https://127.0.0.1:" + strconv.Itoa(s.port), BearerToken: token, QPS: -1,
-		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // It signs its own certificate.
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // The server signs its own certificate.
 	}
 }
 
@@ -165,8 +166,7 @@ func (s *server) start() {
 	})
 }
 
-// stop kills the API server, which is what a machine that fails does. Stopping
-// again does nothing.
+// stop kills the API server, like a machine that fails. A second call does nothing.
 func (s *server) stop() {
 	if s.process == nil || s.process.Process == nil {
 		return
@@ -192,8 +192,8 @@ func since(began time.Time) time.Duration {
 	return time.Since(began).Round(time.Millisecond) //nolint:forbidigo // for the report: no test is judged by it
 }
 
-// freePort is one below those that connections have at their own end (ip(7),
-// ip_local_port_range): one of those could take it while a server restarts.
+// freePort returns a port below those of outgoing connections (ip(7), ip_local_port_range): one of those
+// could take it while a server restarts.
 func freePort(t *testing.T) int {
 	t.Helper()
 	for {
@@ -230,12 +230,11 @@ func (s *server) proc(file string) []byte {
 	return data
 }
 
-// cpu is the processor time that the server has used, of all its threads and the
-// kernel on its behalf.
+// cpu is the processor time that the server has used, with all its threads and the kernel on its behalf.
 func (s *server) cpu() time.Duration {
 	s.t.Helper()
 	stat := s.proc("stat")
-	// The second field, a name in parentheses, may hold spaces.
+	// The second field, a name in parentheses, may contain spaces.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	const user, system = 14 - 3, 15 - 3 // numbered as in the manual, from the third field
 	total := time.Duration(0)
@@ -247,7 +246,7 @@ func (s *server) cpu() time.Duration {
 	return total
 }
 
-// memory is what the server has in use right after a garbage collection.
+// memory is the server's memory right after a garbage collection.
 type memory struct {
 	// resident and heap are bytes.
 	resident, heap float64
@@ -269,7 +268,7 @@ func (s *server) memory() memory {
 	return m
 }
 
-// metric is the sum of the server's series of that name.
+// metric returns the sum of the server's series of that name.
 func (s *server) metric(name string) float64 {
 	s.t.Helper()
 	exposition, err := s.admin.RESTClient().Get().AbsPath("/metrics").DoRaw(s.t.Context())
@@ -292,7 +291,7 @@ func (s *server) must(err error) {
 	}
 }
 
-// setNode makes or labels a Node; "" takes the label away.
+// setNode creates or labels a Node; "" removes the label.
 func (s *server) setNode(name, profile string) {
 	s.t.Helper()
 	nodes := s.admin.CoreV1().Nodes()
@@ -336,7 +335,7 @@ func (s *server) removeProfiles() {
 	s.must(s.admin.CoreV1().ConfigMaps(namespace).Delete(s.t.Context(), configMap, metav1.DeleteOptions{}))
 }
 
-// allow gives the user virgate what the chart gives it.
+// allow gives the user virgate the chart's rights.
 func (s *server) allow() {
 	s.t.Helper()
 	_, err := s.admin.CoreV1().Namespaces().Create(s.t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
@@ -360,8 +359,8 @@ func (s *server) allow() {
 	s.awaitRights(true)
 }
 
-// awaitRights waits until the server, which learns of roles and bindings later than those who
-// write them, lets the user virgate read Nodes and, if it is to, the profiles.
+// awaitRights waits until the server lets the user virgate read Nodes and, if profiles is true, the
+// profiles. The server learns of roles and bindings later than their writers.
 func (s *server) awaitRights(profiles bool) {
 	s.t.Helper()
 	may := func(what authorizationv1.ResourceAttributes) bool {
@@ -378,7 +377,7 @@ func (s *server) awaitRights(profiles bool) {
 	})
 }
 
-// createRole creates the ClusterRole that a file of the chart has.
+// createRole creates the ClusterRole of a file of the chart.
 func (s *server) createRole(name, file string) {
 	s.t.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -389,7 +388,7 @@ func (s *server) createRole(name, file string) {
 	s.must(err)
 }
 
-// bind gives the ClusterRole to somebody, by a binding of that name.
+// bind gives the ClusterRole to the subject, by a binding of that name.
 func (s *server) bind(name, role string, subject rbacv1.Subject) {
 	s.t.Helper()
 	_, err := s.admin.RbacV1().ClusterRoleBindings().Create(s.t.Context(), &rbacv1.ClusterRoleBinding{
@@ -403,7 +402,7 @@ func user(name string) rbacv1.Subject {
 	return rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}
 }
 
-// reset takes away what tests made.
+// reset removes what tests made.
 func (s *server) reset() {
 	s.t.Helper()
 	all := metav1.ListOptions{}
@@ -411,7 +410,7 @@ func (s *server) reset() {
 	s.must(s.admin.CoreV1().ConfigMaps(namespace).DeleteCollection(s.t.Context(), metav1.DeleteOptions{}, all))
 }
 
-// cluster starts a server where the user virgate may do what it may.
+// cluster starts a server where the user virgate has its rights.
 func cluster(t *testing.T) *server {
 	t.Helper()
 	s := startServer(t)
@@ -419,8 +418,8 @@ func cluster(t *testing.T) *server {
 	return s
 }
 
-// TestAPI plays everything on one API server, as starting it is what takes
-// longest. Each part begins without Nodes and without a ConfigMap.
+// TestAPI runs all parts on one API server, because starting it takes longest. Each part begins without
+// Nodes and without a ConfigMap.
 func TestAPI(t *testing.T) {
 	s := cluster(t)
 	for _, part := range []struct {

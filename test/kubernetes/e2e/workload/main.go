@@ -1,6 +1,6 @@
-// Command workload runs in the tests' pods, and as their pause container. It prints what it was
-// given of the node's GPUs and waits for the signal to end, unless its argument is once. With a GPU
-// shared by MPS, it is a client of the daemon meanwhile. At SIGHUP it tries what a hostile tenant would.
+// Command workload runs in the tests' pods, and as their pause container. It prints what its container has
+// of the node's GPUs and waits for the signal to end, unless its argument is once. If its GPU is shared by
+// MPS, it is a client of the daemon meanwhile. At SIGHUP it tries what a hostile tenant would.
 package main
 
 import (
@@ -68,7 +68,8 @@ func main() {
 	}
 }
 
-// attack prints what the container reaches of the node, of other tenants and of GPUs, and then "attacked".
+// attack prints what the container can reach of the node, of other tenants and of GPUs, and then
+// "attacked".
 func attack() {
 	_ = filepath.WalkDir("/", func(path string, entry fs.DirEntry, err error) error {
 		switch {

@@ -70,7 +70,7 @@ func (c complaints) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// await takes the first line that has all of the parts, and drops those before it.
+// await takes a line that has all of the parts; the other lines stay.
 func (c complaints) await(t *testing.T, parts ...string) {
 	t.Helper()
 	await.True(t, fmt.Sprintf("a complaint with %q", parts), func() bool {

@@ -41,11 +41,11 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// bench is a node: a kubelet, and whoever serves it.
+// bench is a node: a kubelet, and the plugin that serves it.
 type bench struct {
 	*kubelet
 	log *slog.Logger
-	// reader, when set, stands between the next Virgate and what it reads of the kubelet.
+	// reader, when set, wraps what the next Virgate reads of the kubelet.
 	reader func(plugin.Kubelet) plugin.Kubelet
 }
 
@@ -65,7 +65,7 @@ func newBench(t *testing.T, policy string) *bench {
 	return b
 }
 
-// newNaiveBench starts a kubelet that may be hurt.
+// newNaiveBench starts a kubelet that the test may crash.
 func newNaiveBench(t *testing.T, policy string) *bench {
 	t.Helper()
 	root := shortdir.New(t)
@@ -93,10 +93,10 @@ func policies() []string {
 	return []string{topologymanager.PolicyNone, topologymanager.PolicyBestEffort}
 }
 
-// quick makes removals happen within a test.
+// quick returns timing that makes removals happen within a test.
 func quick() plugin.Timing {
-	// A grant counts for the removal delay, so that has to be longer than a starved kubelet takes
-	// from an Allocate to its pod.
+	// A grant counts as held for the removal delay, so that must exceed the time that a starved kubelet
+	// takes from an Allocate to its pod.
 	return plugin.Timing{RemovalDelay: 300 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 200 * time.Millisecond}
 }
 
@@ -105,7 +105,7 @@ func since(began time.Time) time.Duration {
 	return time.Since(began).Round(time.Millisecond) //nolint:forbidigo // for the report: no test is judged by it
 }
 
-// pause is between two pods of a storm, and two looks at a lock.
+// pause waits between two pods of a storm, and between two looks at a lock.
 func pause() { nap(context.Background(), time.Millisecond) }
 
 // await waits until the condition holds.
@@ -124,7 +124,7 @@ func (b *bench) shows(resource string, capacity, allocatable int) {
 	}, "%s with capacity %d and allocatable %d", resource, capacity, allocatable)
 }
 
-// run brings a pod to the node, which must take it.
+// run admits a pod, which must succeed.
 func (b *bench) run(resource string, count int) *pod {
 	b.t.Helper()
 	p, err := b.admit(resource, count)
@@ -134,7 +134,7 @@ func (b *bench) run(resource string, count int) *pod {
 	return p
 }
 
-// starts starts the pod's container again, which must get what it had.
+// starts starts the pod's container again, which must get the same units.
 func (b *bench) starts(p *pod) {
 	b.t.Helper()
 	visible, err := b.startContainer(p)
@@ -146,7 +146,7 @@ func (b *bench) starts(p *pod) {
 	}
 }
 
-// kubelet is a node's kubelet over all of its restarts.
+// kubelet is a node's kubelet across all of its restarts.
 type kubelet struct {
 	t *testing.T
 	// dir is the device-plugins directory; PodResources' socket is beside it.
@@ -155,12 +155,12 @@ type kubelet struct {
 	pods              *pods
 	history           *listHistory
 
-	// loop is held by what the kubelet does in its one loop.
+	// loop is held by what the kubelet does in its single loop.
 	loop sync.Mutex
-	// life is held by whatever needs process to stay.
+	// life is held by code that needs process to stay.
 	life sync.RWMutex
 	*process
-	// panics are the stacks of what would have killed the kubelet.
+	// panics are the stacks of panics that would have killed the kubelet.
 	mu     sync.Mutex
 	panics []string
 }
@@ -170,16 +170,16 @@ type process struct {
 	manager  *devicemanager.ManagerImpl
 	topology topologymanager.Manager
 	observer *observer
-	// ready says that every source of pods has been seen.
+	// ready is true once every source of pods has been seen.
 	ready   atomic.Bool
 	crashed atomic.Bool
 	unserve func()
 }
 
-// numaNodes are those of the machine.
+// numaNodes are the machine's NUMA nodes.
 func numaNodes() []cadvisor.Node { return []cadvisor.Node{{Id: 0}, {Id: 1}} }
 
-// start begins a life, with the pods that run already.
+// start begins a life, with the pods that already run.
 func (k *kubelet) start() {
 	k.t.Helper()
 	if err := k.begin(); err != nil {
@@ -211,7 +211,7 @@ func (k *kubelet) begin() error {
 	}
 	p.ready.Store(len(running) == 0)
 	sources := config.NewSourcesReady(func(sets.Set[string]) bool { return p.ready.Load() })
-	// PodResources is served as late as this in the kubelet too.
+	// The kubelet, too, serves PodResources this late.
 	if err := manager.Start(klog.Background(), k.pods.GetActivePods, sources, containers, running); err != nil {
 		return err
 	}
@@ -222,8 +222,7 @@ func (k *kubelet) begin() error {
 	return nil
 }
 
-// end ends this life as a kill does: connections break, and nothing is written
-// any more.
+// end ends this life as a kill does: connections break, and nothing more is written.
 func (k *kubelet) end() {
 	k.loop.Lock()
 	defer k.loop.Unlock()
@@ -243,8 +242,8 @@ func (k *kubelet) kill() {
 	}
 }
 
-// free lets go of the device manager's lock if a panic has left it locked, so
-// that whoever waits for it can end.
+// free unlocks the device manager's lock if a panic has left it locked, so that goroutines which wait for
+// it can end.
 func free(manager *devicemanager.ManagerImpl) {
 	mutex := locked(manager)
 	for range 1000 {
@@ -257,8 +256,8 @@ func free(manager *devicemanager.ManagerImpl) {
 	mutex.Unlock()
 }
 
-// restart ends this life and, after a while, begins the next. The running pods
-// still have to be admitted again, see readmit.
+// restart ends this life and, after a while, begins the next. The running pods must then be admitted again,
+// see readmit.
 func (k *kubelet) restart(away time.Duration) {
 	k.t.Helper()
 	k.loop.Lock()
@@ -271,7 +270,7 @@ func (k *kubelet) restart(away time.Duration) {
 	k.start()
 }
 
-// errCrashed says that the kubelet's code panicked.
+// errCrashed is a panic of the kubelet's code.
 type errCrashed struct{ stack string }
 
 func (e errCrashed) Error() string { return "the kubelet crashed: " + e.stack }
@@ -303,8 +302,8 @@ func (k *kubelet) crashes() []string {
 	return append([]string(nil), k.panics...)
 }
 
-// node is what the kubelet would publish of a resource; known is false when it
-// would publish nothing.
+// node returns what the kubelet would publish about a resource; known is false when it would publish
+// nothing.
 func (k *kubelet) node(resource string) (capacity, allocatable int, known bool) {
 	k.life.RLock()
 	defer k.life.RUnlock()
@@ -318,16 +317,14 @@ func (k *kubelet) node(resource string) (capacity, allocatable int, known bool) 
 	return 0, 0, false
 }
 
-// drop makes the kubelet let go of the resource's plugin, as it does when the
-// plugin watcher deregisters one.
+// drop makes the kubelet drop the resource's plugin, as it does when the plugin watcher deregisters one.
 func (k *kubelet) drop(resource string) {
 	k.life.RLock()
 	defer k.life.RUnlock()
 	k.manager.GetWatcherHandler().DeRegisterPlugin(resource, "")
 }
 
-// startContainer returns the units that a start of the pod's container is given,
-// sorted.
+// startContainer starts the pod's container and returns the units that it gets, sorted.
 func (k *kubelet) startContainer(p *pod) (visible []string, err error) {
 	err = k.survive(func() error {
 		options, err := k.manager.GetDeviceRunContainerOptions(context.Background(), p.Pod, p.container())
@@ -342,7 +339,7 @@ func (k *kubelet) startContainer(p *pod) (visible []string, err error) {
 		}
 		return nil
 	})
-	// The kubelet asks for devices in no order, so the plugin names units in none.
+	// The kubelet asks for devices in no fixed order, so the plugin names units in none.
 	slices.Sort(visible)
 	return visible, err
 }
@@ -365,7 +362,7 @@ func locked(manager *devicemanager.ManagerImpl) *sync.Mutex {
 	return inside[sync.Mutex](reflect.ValueOf(manager), "mutex")
 }
 
-// attach makes a plugin server that reports to observer the manager's own.
+// attach makes a plugin server that reports to observer the one of the manager.
 func attach(manager *devicemanager.ManagerImpl, socket string, observer deviceplugin.ClientHandler) error {
 	server, err := deviceplugin.NewServer(klog.Background(), socket, manager, observer)
 	if err != nil {
@@ -375,9 +372,8 @@ func attach(manager *devicemanager.ManagerImpl, socket string, observer devicepl
 	return nil
 }
 
-// setBack moves the time at which the resource's plugin stopped into the past;
-// false when the manager does not know the resource or its plugin has not
-// stopped.
+// setBack moves the time at which the resource's plugin stopped into the past. It returns false when the
+// manager does not know the resource or its plugin has not stopped.
 func setBack(manager *devicemanager.ManagerImpl, resource string, by time.Duration) bool {
 	mutex := locked(manager)
 	mutex.Lock()
@@ -397,25 +393,25 @@ func setBack(manager *devicemanager.ManagerImpl, resource string, by time.Durati
 	return true
 }
 
-// virgate is a running Virgate without the part that plans: the test plans.
+// virgate is a running Virgate without its planning; the test makes the plans.
 type virgate struct {
 	*plugin.Manager
 	source *podresources.Source
 	cancel context.CancelFunc
 	ended  chan struct{}
-	// waits has the reasons for which it waits for its turn, and is closed when it has it.
+	// waits receives the reasons why it waits for its turn, and is closed when its turn comes.
 	waits chan error
 }
 
-// startVirgate starts one that stands by while another serves, and takes over
-// its state, as the program does.
+// startVirgate starts a Virgate. Like the program, it stands by while another one serves, and then takes
+// over its state.
 func (b *bench) startVirgate(timing plugin.Timing) *virgate {
 	b.t.Helper()
 	return b.startVirgateThatReads(b.podResources, timing)
 }
 
-// startVirgateThatReads starts one that reads this socket beside the kubelet's
-// checkpoint; none when empty.
+// startVirgateThatReads starts a Virgate that reads this socket, if not empty, and the kubelet's
+// checkpoint.
 func (b *bench) startVirgateThatReads(socket string, timing plugin.Timing) *virgate {
 	b.t.Helper()
 	file := state.NewFile(b.dir, b.log)
@@ -444,7 +440,7 @@ func (b *bench) startVirgateThatReads(socket string, timing plugin.Timing) *virg
 	return v
 }
 
-// stop ends it. Stopping again does nothing.
+// stop ends it. A second call does nothing.
 func (v *virgate) stop(t *testing.T) {
 	t.Helper()
 	v.cancel()
@@ -454,8 +450,7 @@ func (v *virgate) stop(t *testing.T) {
 	}
 }
 
-// halt stops Virgate and waits until the kubelet has noticed, for each of the
-// resources.
+// halt stops Virgate and waits until the kubelet has noticed for each of the resources.
 func (b *bench) halt(v *virgate, resources ...string) {
 	b.t.Helper()
 	losses := map[string]int{}
@@ -471,8 +466,7 @@ func (b *bench) halt(v *virgate, resources ...string) {
 	}
 }
 
-// pod is a pod with one container, which asks for devices of one resource. It is
-// immutable.
+// pod is a pod with one container, which requests devices of one resource. It is immutable.
 type pod struct {
 	*v1.Pod
 	resource string
@@ -481,11 +475,10 @@ type pod struct {
 	devices []string
 }
 
-// container is the only one.
+// container returns the only one.
 func (p *pod) container() *v1.Container { return &p.Spec.Containers[0] }
 
-// pods are the node's active pods: those that wait for their admission and
-// those that run.
+// pods are the node's active pods: those that wait for admission and those that run.
 type pods struct {
 	mu     sync.Mutex
 	made   int
@@ -517,7 +510,7 @@ func (p *pods) add(resourceName string, count int) *pod {
 	return made
 }
 
-// run says what an admitted pod got, and returns the pod that runs.
+// run records what an admitted pod got, and returns the pod that runs.
 func (p *pods) run(admitted *pod, devices []string) *pod {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -546,7 +539,7 @@ func (p *pods) running() []*pod {
 
 func (p *pods) isRunning(pod *pod) bool { return slices.Contains(p.running(), pod) }
 
-// holds says that a running pod holds the device.
+// holds reports whether a running pod holds the device.
 func (p *pods) holds(resource, id string) bool {
 	return slices.ContainsFunc(p.running(), func(pod *pod) bool {
 		return pod.resource == resource && slices.Contains(pod.devices, id)
@@ -577,13 +570,13 @@ func (p *pods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
 	return nil, false
 }
 
-// The resource that most tests have, and what it may be renamed to.
+// The resource of most tests, and the name that it may be given.
 const (
 	gpu    = "nvidia.com/gpu"
 	shared = "nvidia.com/gpu.shared"
 )
 
-// profile is the little of a profile that these tests change.
+// profile has only those fields of a profile that these tests change.
 type profile struct {
 	// resource is the name of the GPUs, gpu when empty.
 	resource string
@@ -593,8 +586,8 @@ type profile struct {
 	faulty, excluded []int
 }
 
-// GPUs are GPUs of one model, alternately next to one NUMA node and the
-// other. first is the index of the first one.
+// gpus are GPUs of one model, alternately at one NUMA node and the other. first is the index of the first
+// one.
 func gpus(model string, first, count int) []sharing.GPU {
 	gpus := make([]sharing.GPU, count)
 	for i := range gpus {
@@ -606,12 +599,12 @@ func gpus(model string, first, count int) []sharing.GPU {
 	return gpus
 }
 
-// plan plans so many GPUs under one profile.
+// plan plans this many GPUs under one profile.
 func plan(count int, p profile) sharing.Plan {
 	return planAll([]string{"GPU"}, count, map[string]profile{"GPU": p})
 }
 
-// planAll plans so many GPUs of each model under the model's profile.
+// planAll plans this many GPUs of each model under the model's profile.
 func planAll(models []string, count int, profiles map[string]profile) sharing.Plan {
 	whole := sharing.Profile{MIGStrategy: sharing.MIGNone, Policy: sharing.Distributed, DeviceIDs: sharing.ByUUID}
 	var all []sharing.GPU
@@ -646,7 +639,7 @@ func mustSelect(uuid string) sharing.Selector {
 	return selector
 }
 
-// unitsOf are the units of the pod's devices, sorted, each once.
+// unitsOf returns the units of the pod's devices, sorted, each once.
 func unitsOf(p *pod) []string {
 	var units []string
 	for _, id := range p.devices {

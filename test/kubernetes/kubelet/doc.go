@@ -21,9 +21,9 @@
 //     records every list before the device manager gets it. What the tests
 //     check about lists is what the kubelet received, in that order.
 //   - What would kill a kubelet, a panic in admission or in a container start,
-//     is caught, ends that kubelet, and fails the test with its stack. The
-//     tests of naive plugins are the exception: they require it.
+//     is caught, ends that kubelet, and fails the test with its stack. Only the
+//     tests of naive plugins require such a panic.
 //
-// The kubelet's constructor is unexported. Only a link name and six private fields (inside_test.go)
+// The kubelet's constructor is unexported. Only a link name and six private fields (bench_test.go)
 // are accessed from outside.
 package kubelet

@@ -22,22 +22,22 @@ import (
 	deviceplugin "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/plugin/v1beta1"
 )
 
-// listHistory is what one node's kubelets have been told, over their restarts. It
-// knows the rules that every list must obey, whoever sends it.
+// listHistory is what one node's kubelets have received, across their restarts. It knows the rules that
+// every list must obey, whatever plugin sends it.
 type listHistory struct {
-	// holds says that a running pod holds the device.
+	// holds reports whether a running pod holds the device.
 	holds func(resource, id string) bool
 	clock func() time.Time
 
 	mu         sync.Mutex
 	resources  map[string]*resourceHistory
 	violations []string
-	// modes are in which mode each unit was offered last, switches how often that changed.
+	// modes are each unit's last offered mode, switches how often that changed.
 	modes    map[string]unitMode
 	switches int
 }
 
-// unitMode is how a unit is offered.
+// unitMode is the name under which a unit is offered, and whether it is shared.
 type unitMode struct {
 	resource string
 	shared   bool
@@ -45,34 +45,34 @@ type unitMode struct {
 
 // resourceHistory is the history of one resource.
 type resourceHistory struct {
-	// views are what the kubelet held true, in order: one for each list,
-	// and one with nothing healthy for each loss of the plugin.
+	// views are what the kubelet believed, in order: one for each list, and one with nothing healthy for
+	// each loss of the plugin.
 	views []kubeletView
-	// since is when each of them came.
+	// since has the time of each.
 	since []time.Time
-	// inForce is the newest one that the device manager has taken in.
+	// inForce is the place of the newest one that the device manager has applied.
 	inForce int
-	// last is the newest list; seen has every ID that was ever in one.
+	// last is the newest list; seen has every ID ever listed.
 	last kubeletView
 	seen map[string]struct{}
-	// told are the devices that are listed Unhealthy, removals those that have
-	// left the list, in order; ended are those whose plugin ended.
+	// unhealthy are the devices that are listed Unhealthy, removals those that have left the list, in
+	// order; ended are those whose plugin ended.
 	unhealthy       map[string]unhealthySince
 	removals, ended []removal
 	counters
 }
 
-// kubeletView says of each device in a list whether it is Healthy.
+// kubeletView maps each device in a list to whether it is Healthy.
 type kubeletView map[string]bool
 
 // counters count what happened to a resource.
 type counters struct {
 	lists, connections, losses int
-	// removed and returned count IDs that left a list and came back into one.
+	// removed and returned count IDs that left a list and that came back.
 	removed, returned int
-	// cycles counts lists with returned IDs after one that removed some.
+	// cycles counts the lists in which IDs came back after a removal.
 	cycles int
-	// shrunk says that IDs have been removed since the last of these cycles.
+	// shrunk is true if IDs have been removed since the last of these cycles.
 	shrunk bool
 }
 
@@ -99,8 +99,8 @@ func (l *listHistory) disconnected(resource string) {
 	l.account(resource).lose(l.clock())
 }
 
-// succeeded says that whoever sends the next list cannot know the last one, so
-// invariant 6 does not bind it.
+// succeeded notes that the next list comes from a plugin that cannot know the last one, so invariant 6 does
+// not bind it.
 func (l *listHistory) succeeded(resource string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -112,7 +112,7 @@ func (l *listHistory) succeeded(resource string) {
 	a.last = unknown
 }
 
-// restarted says that a new kubelet knows no plugin.
+// restarted notes that a new kubelet knows no plugin.
 func (l *listHistory) restarted() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -130,8 +130,7 @@ func (a *resourceHistory) lose(now time.Time) {
 	}
 }
 
-// received judges a list that the kubelet is about to take in, and returns its
-// place in the history.
+// received checks a list that the kubelet is about to apply, and returns its place in the history.
 func (l *listHistory) received(resource string, list *api.ListAndWatchResponse) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,7 +148,7 @@ func (l *listHistory) received(resource string, list *api.ListAndWatchResponse) 
 		}
 		a.removed++
 		a.shrunk = true
-		if healthy { // Also where the plugin was lost in between: Virgate tells every stream.
+		if healthy { // Even if the plugin was lost in between: Virgate tells every stream.
 			l.violate("invariant 6: %s drops %s, Healthy in the list before", resource, id)
 		}
 		if l.holds(resource, id) {
@@ -177,8 +176,8 @@ func (l *listHistory) received(resource string, list *api.ListAndWatchResponse) 
 	return len(a.views) - 1
 }
 
-// checkOneName is invariant 7: where a unit has free Healthy devices in this
-// resource, it has none in another. (A whole unit's device is a share too when the unit has grown.)
+// checkOneName is invariant 7: a unit with free Healthy devices in this resource has none in another. (A
+// whole unit's device counts as a share, too, if the unit has grown.)
 func (l *listHistory) checkOneName(resource string, next kubeletView) {
 	ways := map[string]bool{}
 	for id, healthy := range next {
@@ -207,7 +206,7 @@ func (l *listHistory) checkOneName(resource string, next kubeletView) {
 	}
 }
 
-// complain is violate for who does not have the lock.
+// complain calls violate with the lock.
 func (l *listHistory) complain(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -218,7 +217,7 @@ func (l *listHistory) violate(format string, args ...any) {
 	l.violations = append(l.violations, fmt.Sprintf(format, args...))
 }
 
-// applied says that the device manager has taken in the belief at this place.
+// applied notes that the device manager has applied the belief at this place.
 func (l *listHistory) applied(resource string, at int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -233,15 +232,14 @@ func (l *listHistory) now(resource string) int {
 	return l.account(resource).inForce
 }
 
-// since returns every belief that may have been in force since the one at this
-// place was.
+// since returns the belief at this place and all later ones: those that may have been in force since.
 func (l *listHistory) since(resource string, at int) []kubeletView {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.account(resource).views[at:])
 }
 
-// counts returns the counts of a resource.
+// counts returns the counters of a resource.
 func (l *listHistory) counts(resource string) counters {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,37 +253,36 @@ func (l *listHistory) list(resource string) kubeletView {
 	return l.account(resource).last
 }
 
-// broken returns the rules that lists broke, each as often as it happened.
+// broken returns the violations of the rules by lists, each as often as it happened.
 func (l *listHistory) broken() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.violations)
 }
 
-// observer stands between the plugin clients and the device manager and writes
-// down what passes.
+// observer stands between the plugin clients and the device manager and records what passes.
 type observer struct {
 	manager *devicemanager.ManagerImpl
 	history *listHistory
 	// slow, when set, stands between the device manager and every plugin.
 	slow func(deviceplugin.DevicePlugin) deviceplugin.DevicePlugin
-	// reading, when set, is called with each list before anyone has it.
+	// reading, when set, is called before each list is recorded and passed on.
 	reading func()
 
-	// mu is held while the manager works; dead means that its process ended,
-	// and what still arrives reaches nobody.
+	// mu is held while the manager works. dead is true once its process has ended; what arrives later is
+	// dropped.
 	mu   sync.RWMutex
 	dead bool
 }
 
 var errDead = errors.New("this kubelet has ended")
 
-// PluginConnected passes on that a plugin has registered.
+// PluginConnected passes on the registration of a plugin.
 func (w *observer) PluginConnected(ctx context.Context, resource string, plugin deviceplugin.DevicePlugin) error {
 	if w.slow != nil {
 		plugin = w.slow(plugin)
 	}
-	// No lock: this call goes to the plugin and back.
+	// Without the lock: this call goes to the plugin and back.
 	if err := w.manager.PluginConnected(ctx, resource, plugin); err != nil {
 		return err
 	}
@@ -298,7 +295,7 @@ func (w *observer) PluginConnected(ctx context.Context, resource string, plugin 
 	return nil
 }
 
-// PluginDisconnected passes on that the kubelet has let go of a plugin.
+// PluginDisconnected passes on that the kubelet has dropped a plugin.
 func (w *observer) PluginDisconnected(logger klog.Logger, resource string) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -322,37 +319,36 @@ func (w *observer) PluginListAndWatchReceiver(logger klog.Logger, resource strin
 	}
 }
 
-// end returns when the manager hears nothing any more.
+// end returns when nothing reaches the manager any more.
 func (w *observer) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.dead = true
 }
 
-// devicesProvider gives the device manager's devices the form of PodResources:
-// an entry for each ID and NUMA node (container manager, cm/container_manager.go).
+// devicesProvider converts the device manager's devices to PodResources: an entry for each ID and NUMA node
+// (container manager, cm/container_manager.go).
 type devicesProvider struct {
 	*devicemanager.ManagerImpl
 	pods *pods
 }
 
-// UpdateAllocatedDevices forgets the pods that are gone. The kubelet reads which
-// are active before it takes its lock, and forgets one too that is admitted in
-// between; its container then gets devices again at its start, which can crash
-// a kubelet that admits another pod just then (kubernetes#136021). These are the
-// kubelet's own races, so here the two take turns.
+// UpdateAllocatedDevices forgets the pods that are gone. The kubelet reads which pods are active before it
+// takes its lock, so it also forgets one that is admitted in between. That pod's container then gets
+// devices again at its start, which can crash a kubelet that admits another pod just then
+// (kubernetes#136021). These races are the kubelet's own, so here the two take turns.
 func (p devicesProvider) UpdateAllocatedDevices() {
 	p.pods.cleaning.Lock()
 	defer p.pods.cleaning.Unlock()
 	p.ManagerImpl.UpdateAllocatedDevices()
 }
 
-// GetDevices is what a container holds.
+// GetDevices returns what a container holds.
 func (p devicesProvider) GetDevices(podUID, container string) []*podresourcesapi.ContainerDevices {
 	return entries(p.ManagerImpl.GetDevices(podUID, container))
 }
 
-// GetAllocatableDevices is every healthy device.
+// GetAllocatableDevices returns every healthy device.
 func (p devicesProvider) GetAllocatableDevices() []*podresourcesapi.ContainerDevices {
 	return entries(p.ManagerImpl.GetAllocatableDevices())
 }
@@ -375,7 +371,7 @@ func entries(resources devicemanager.ResourceDeviceInstances) []*podresourcesapi
 	return all
 }
 
-// nothingElse answers for what Virgate does not ask about.
+// nothingElse answers the questions that Virgate does not ask.
 type nothingElse struct{}
 
 func (nothingElse) GetCPUs(string, string) []int64                              { return nil }
@@ -386,8 +382,7 @@ func (nothingElse) GetDynamicResources(*v1.Pod, *v1.Container) []*podresourcesap
 	return nil
 }
 
-// servePodResources serves as the kubelet does, rate limit and all. The
-// returned function ends it.
+// servePodResources serves as the kubelet does, with its rate limit. The returned function ends it.
 func servePodResources(socket string, pods *pods, manager *devicemanager.ManagerImpl) (func(), error) {
 	if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
@@ -405,7 +400,7 @@ func servePodResources(socket string, pods *pods, manager *devicemanager.Manager
 	return serveOn(listener, server), nil
 }
 
-// serveOn serves until the returned function is called, which may be again.
+// serveOn serves until the returned function is called, which may happen twice.
 func serveOn(listener net.Listener, server *grpc.Server) (stop func()) {
 	served := make(chan struct{})
 	go func() {

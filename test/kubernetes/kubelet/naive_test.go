@@ -17,12 +17,12 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 )
 
-// naive is a device plugin as one writes it who has not read the kubelet: what
-// is not wanted any more leaves the list at once.
+// naive is a device plugin whose author does not know the kubelet: a device that is no longer wanted leaves
+// the list at once.
 type naive struct {
 	api.UnimplementedDevicePluginServer
-	// careful adds what seems to help: a lock between lists and allocations,
-	// and the refusal of devices that are not listed.
+	// careful adds what seems to help: a lock between lists and allocations, and a refusal of devices that
+	// are not listed.
 	careful bool
 
 	mu      sync.Mutex
@@ -35,8 +35,7 @@ func (n *naive) GetDevicePluginOptions(context.Context, *api.Empty) (*api.Device
 	return &api.DevicePluginOptions{}, nil
 }
 
-// list makes the first of eight devices for each of two GPUs its devices. They
-// have the IDs that Virgate gives them.
+// list lists the first of eight devices for each of two GPUs. They have the IDs that Virgate gives them.
 func (n *naive) list(count int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -91,8 +90,8 @@ func (n *naive) Allocate(_ context.Context, request *api.AllocateRequest) (*api.
 	return &api.AllocateResponse{ContainerResponses: []*api.ContainerAllocateResponse{{}}}, nil
 }
 
-// serve serves a plugin that is not Virgate's and returns its socket's name and
-// its end.
+// serve serves a plugin other than Virgate. It returns the socket's name and a function that ends the
+// plugin.
 func (b *bench) serve(plugin api.DevicePluginServer, name string) (endpoint string, stop func()) {
 	b.t.Helper()
 	listener, err := net.Listen("unix", filepath.Join(b.dir, name))
@@ -117,8 +116,8 @@ func (b *bench) register(resource, endpoint string) error {
 	return err
 }
 
-// startNaive serves and registers a plugin with so many devices and returns its
-// end. name is that of its socket, which no other of the bench may have.
+// startNaive serves and registers a plugin with this many devices, and returns a function that ends it.
+// name is the socket's name, which must be unique in the bench.
 func (b *bench) startNaive(n *naive, name string, count int) (stop func()) {
 	b.t.Helper()
 	n.list(count)
@@ -129,8 +128,7 @@ func (b *bench) startNaive(n *naive, name string, count int) (stop func()) {
 	return stop
 }
 
-// The test of the tests: what they run against really dies of careless lists,
-// and the history sees why.
+// The test of the tests: careless lists really kill the code they run against, and the history sees why.
 func TestNaivePluginsKillTheKubelet(t *testing.T) {
 	const few, many, bound = 2, 16, 2000
 	for _, test := range []struct {
@@ -176,8 +174,7 @@ func TestNaivePluginsKillTheKubelet(t *testing.T) {
 	}
 }
 
-// A device that a pod holds is removed: the kubelet dies when it looks at the
-// pod again.
+// A device that a pod holds is removed: the kubelet panics when it looks at the pod again.
 func TestRemovingAHeldDeviceKillsTheKubelet(t *testing.T) {
 	for _, test := range []struct {
 		name  string

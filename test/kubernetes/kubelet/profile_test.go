@@ -16,21 +16,20 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 )
 
-// document writes a profile with so many replicas.
+// document writes a profile with this many replicas.
 func document(replicas string) string {
 	return "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: " + replicas + "}]}}\n"
 }
 
-// Invariants 1, 2 and 3 with the whole program between a profile in a file, a
-// simulated driver and the kubelet. Without the copy of health to every device in step.unit, a
-// fault does not take its GPU away; a loop that planned without a profile would
-// empty the node.
+// Invariants 1, 2 and 3 with the whole program between a profile in a file, a simulated driver and the
+// kubelet. Without the copy of health to every device in step.unit, a fault does not withdraw its GPU; a
+// loop that planned without a profile would empty the node.
 func TestProfileFile(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
 	path := filepath.Join(t.TempDir(), "profile.yaml")
 	write := func(text string) {
 		t.Helper()
-		// In one step: the loop also reads when nobody asks it to.
+		// In one step: the loop also reads without a signal.
 		if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +65,7 @@ func TestProfileFile(t *testing.T) {
 		document("-1"), document("4, replica: 5"), document("many"), "version: v1\nsharing: [", "version: v2\n", "\x00",
 	} {
 		write(bad)
-		// The loop takes the second order only when it has done the first.
+		// The loop receives the second signal only after it has handled the first.
 		look <- syscall.SIGHUP
 		look <- syscall.SIGHUP
 		if got := b.history.counts(gpu); got.lists != lists {
@@ -75,8 +74,7 @@ func TestProfileFile(t *testing.T) {
 		b.delete(b.run(gpu, 1))
 	}
 
-	// An event that comes before anybody listens is lost; a GPU off the bus is found
-	// by a probe too.
+	// An event before the program listens is lost, but a probe also finds a GPU off the bus.
 	do("xid", map[string]string{"gpu": "2", "code": "79"})
 	b.shows(gpu, 16, 12)
 	for id, healthy := range b.history.list(gpu) {
@@ -100,10 +98,9 @@ func TestProfileFile(t *testing.T) {
 // graceOver is longer than a kubelet remembers a stopped plugin.
 const graceOver = 5*time.Minute + time.Second
 
-// Invariant 5 over a rename, with a restart of Virgate half-way and container
-// restarts after the kubelet's five minutes. Without the drain in Next (a
-// dropped resource keeps its list), or without the lists of the last run, the
-// old name's endpoint stops, and five minutes later containers do not start.
+// Invariant 5 over a rename, with a restart of Virgate half-way and container restarts after the kubelet's
+// five minutes. If Next did not drain a dropped resource (which keeps its list), or without the lists of
+// the last run, the old name's endpoint stops, and five minutes later containers do not start.
 func TestRenameWithPodsHolding(t *testing.T) {
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
@@ -122,7 +119,7 @@ func TestRenameWithPodsHolding(t *testing.T) {
 			b.halt(v, gpu, shared)
 			v = b.startVirgate(quick())
 			v.Apply(renamed)
-			// What the kubelet shows of the old name is the same without a plugin.
+			// The kubelet shows the same of the old name without a plugin.
 			b.await(func() bool { return b.history.counts(gpu).connections == 2 }, "the old name registered again")
 			b.shows(gpu, 2, 0)
 			b.shows(shared, 6, 6)
@@ -146,8 +143,8 @@ func TestRenameWithPodsHolding(t *testing.T) {
 	}
 }
 
-// The opposite of the test above, so that it means something: a plugin that
-// ends for good takes the container starts with it.
+// The counterpart of the test above, which proves that it tests something: when a plugin ends for good,
+// containers no longer start.
 func TestGraceEnds(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
 	v := b.startVirgate(quick())

@@ -16,8 +16,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 )
 
-// Invariants 4 and 5 over kubelet restarts: the sockets are wiped, the pods run
-// on. Without session.wiped the resource stays lost.
+// Invariants 4 and 5 over kubelet restarts: the sockets are removed, the pods run on. Without session.wiped
+// the resource stays lost.
 func TestKubeletRestarts(t *testing.T) {
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
@@ -47,9 +47,8 @@ func TestKubeletRestarts(t *testing.T) {
 	}
 }
 
-// Virgate starts on a node without a device-plugins directory, which the kubelet
-// makes later. Without another try in state.Acquire after the directory was not
-// there, it serves nobody.
+// Virgate starts on a node without a device-plugins directory, which the kubelet makes later. If
+// state.Acquire did not retry, Virgate would never serve.
 func TestKubeletComesLater(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
 	b.kill()
@@ -73,9 +72,8 @@ func TestKubeletComesLater(t *testing.T) {
 	}
 }
 
-// A storm in which the kubelet restarts and Virgate is relieved by another one,
-// in turn. Each time every resource is registered once, and nothing else is
-// lost.
+// A storm in which the kubelet restarts and another Virgate takes over, in turn. Each time every resource
+// is registered once, and nothing else is lost.
 func TestStormWithRestarts(t *testing.T) {
 	const disturbances, between = 6, 50
 	for _, policy := range policies() {
@@ -102,7 +100,7 @@ func TestStormWithRestarts(t *testing.T) {
 	}
 }
 
-// disturb relieves Virgate by another one, or restarts the kubelet.
+// disturb lets another Virgate take over, or restarts the kubelet.
 func (s *storm) disturb(virgate bool) {
 	if !virgate {
 		s.restart(0)
@@ -160,10 +158,9 @@ func TestSuccession(t *testing.T) {
 	}
 }
 
-// Virgate restarts with a profile that has fewer devices: what the last run
-// listed comes first, whole, and then shrinks by the rules. Without
-// reconciler.restore the successor's first list drops devices that were Healthy
-// a moment ago.
+// Virgate restarts with a profile that has fewer devices. Its first list has everything that the last run
+// listed; then it shrinks by the rules. Without reconciler.restore the first list drops devices that were
+// Healthy a moment ago.
 func TestRestartWithFewer(t *testing.T) {
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
@@ -190,15 +187,14 @@ func TestRestartWithFewer(t *testing.T) {
 	}
 }
 
-// Invariant 10: stopping waits for nothing of the kubelet, in each of its states,
-// and leaves no goroutine and no socket behind. Without the context in
-// server.register a silent kubelet holds it up, and without session.close the
-// streams do.
+// Invariant 10: stopping never waits for the kubelet, in whatever state that is, and leaves no goroutine
+// and no socket behind. Without the context in server.register a silent kubelet delays it, and without
+// session.close the streams do.
 func TestStop(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		state func(*bench, *virgate)
-		// silent says that the kubelet never answers a registration.
+		// silent is true if the kubelet never answers a registration.
 		silent bool
 	}{
 		{name: "registered", state: func(b *bench, _ *virgate) { b.shows(gpu, 32, 32) }},
@@ -239,7 +235,7 @@ func TestStop(t *testing.T) {
 			if test.silent {
 				<-asked
 			}
-			v.stop(t) // While a silent kubelet's answer is still to come.
+			v.stop(t) // While the answer of a silent kubelet is outstanding.
 			if left := virgateGoroutines(); left != "" {
 				t.Errorf("left behind: %s", left)
 			}
@@ -251,10 +247,9 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// Before an uninstall, Virgate applies an empty plan and waits. What a pod holds
-// stays listed, Unhealthy, for as long as it does; the end is an empty list, so
-// that the kubelet publishes 0 while there is still a plugin. Without step.held
-// the pod loses its devices.
+// Before an uninstall, Virgate applies an empty plan and waits. What a pod holds stays listed as Unhealthy
+// as long as the pod has it. In the end the list is empty, so that the kubelet publishes 0 while the plugin
+// still exists. Without step.held the pod loses its devices.
 func TestDrain(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
 	v := b.startVirgate(quick())

@@ -41,11 +41,10 @@ func TestResizeOnTheOpenStream(t *testing.T) {
 	}
 }
 
-// Every way in which pods can hold more than is wanted. Their devices stay in
-// the list, so the kubelet may admit its pods again after a restart or a resize.
-// With NUMA nodes and a policy that asks for hints, it panics on a held device that
-// is not listed (pkg/kubelet/cm/devicemanager/topology_hints.go). Without the case
-// for held devices in step.appendSurplus, it dies here.
+// Every way in which pods can hold more than is wanted. Their devices stay in the list, so the kubelet may
+// admit its pods again after a restart or a resize. With NUMA nodes and a policy that asks for hints, it
+// panics on a held device that is not listed (pkg/kubelet/cm/devicemanager/topology_hints.go). Without the
+// case for held devices in step.appendSurplus, it panics here.
 func TestShrinkBelowWhatIsHeld(t *testing.T) {
 	lost := plan(2, profile{replicas: 8})
 	lost.Resources[0].Units = lost.Resources[0].Units[:1]
@@ -55,11 +54,11 @@ func TestShrinkBelowWhatIsHeld(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		plan sharing.Plan
-		// want is the capacity and how many are allocatable under the old name,
-		// while pods hold so many devices of the two GPUs.
+		// want returns the capacity and the allocatable number under the old name, while pods hold this
+		// many devices of the two GPUs.
 		want        func(first, second int) (capacity, allocatable int)
 		retireAfter time.Duration
-		// unhealthy says that a pod holds devices that are Unhealthy now.
+		// unhealthy is true if a pod holds devices that are Unhealthy now.
 		unhealthy bool
 	}{
 		{name: "fewer replicas", plan: plan(2, profile{replicas: 2}),
@@ -124,8 +123,8 @@ func (b *bench) heldOf(pods ...*pod) [2]int {
 	return held
 }
 
-// lookAgain resizes every pod and starts its container. Where devices are unhealthy a
-// resize has to wait; nothing else may be wrong.
+// lookAgain resizes every pod and starts its container. Only a resize of a pod with unhealthy devices may
+// be refused.
 func (b *bench) lookAgain(unhealthy bool) {
 	b.t.Helper()
 	refused := 0
@@ -142,23 +141,22 @@ func (b *bench) lookAgain(unhealthy bool) {
 	}
 }
 
-// unhealthySince is that the kubelet was told of a device that it is Unhealthy, and has
-// not been told anything else since.
+// unhealthySince is when the kubelet was told that a device is Unhealthy; it has not been told otherwise
+// since.
 type unhealthySince struct {
-	// at is when, and place which one of the account's views that was.
+	// at is the time, and place the place of that view in the resource's history.
 	at    time.Time
 	place int
 }
 
-// removal is that a device, last told so, left the list, or its plugin ended.
+// removal notes that an Unhealthy device left the list, or that its plugin ended.
 type removal struct {
 	id   string
 	told unhealthySince
 	at   time.Time
 }
 
-// followTellings takes down who is told Unhealthy in the newest list, and who is
-// in it no more.
+// followTellings notes which devices became Unhealthy in the newest list, and which have left it.
 func (a *resourceHistory) followTellings(now time.Time) {
 	for id, healthy := range a.last {
 		if _, already := a.unhealthy[id]; healthy {
@@ -204,19 +202,17 @@ func (l *listHistory) excuse(resource, id string, at int, ended time.Time, recov
 	return fmt.Errorf("the admission ended after %v; the kubelet was told: %s", ended.Sub(a.since[at]), strings.Join(told, ", "))
 }
 
-// overtook says that an admission of the resource was slower than the removal delay
-// is long. It began with the belief at this place in force and had ended by the
-// time given. The kubelet was told during it that the device is Unhealthy, so
-// may have chosen it before that; and by its end the device had been Unhealthy
-// for the removal delay and was then removed. A device that was removed earlier
-// than that did not overtake anybody.
+// overtook reports whether an admission of the resource took longer than the removal delay. It began with
+// the belief at this place in force and ended by the given time. During it, the kubelet was told that the
+// device is Unhealthy, so it may have chosen the device before. By its end, the device had been Unhealthy
+// for the removal delay and was then removed. A device that was removed earlier is no excuse.
 func (l *listHistory) overtook(resource, id string, at int, ended time.Time, recovery delay.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(resource)
 	for _, r := range slices.Concat(a.removals, a.ended) {
-		// The list without it comes to the kubelet after the plugin has let go of
-		// it, maybe long after; the admission's end does not.
+		// The list without the device reaches the kubelet after the plugin has dropped the device, maybe
+		// long after, so the admission's end counts if it is earlier.
 		left := r.at
 		if ended.Before(left) {
 			left = ended
@@ -228,7 +224,7 @@ func (l *listHistory) overtook(resource, id string, at int, ended time.Time, rec
 	return false
 }
 
-// The excuse for a refused device hides no removal that came too early.
+// The excuse for a refused device covers no removal that came too early.
 func TestOvertook(t *testing.T) {
 	const quiet = 50 * time.Millisecond
 	const device, other = "GPU-1::1", "GPU-1::0"
@@ -240,9 +236,9 @@ func TestOvertook(t *testing.T) {
 	healthy, unhealthy, gone := kubeletView{other: true, device: true}, kubeletView{other: true, device: false}, kubeletView{other: true}
 	for _, test := range []struct {
 		name string
-		// before came before the admission began, during is what came after that.
+		// before came before the admission began, during after that.
 		before, during []list
-		// ended is when the admission had ended, since the last list.
+		// ended is when the admission ended, since the last list.
 		ended time.Duration
 		want  bool
 	}{
@@ -291,14 +287,14 @@ func TestOvertook(t *testing.T) {
 	}
 }
 
-// A resource that ends has told the kubelet first.
+// A resource that ends was first reported without healthy devices.
 func TestStopped(t *testing.T) {
 	const quiet = 50 * time.Millisecond
 	healthy, unhealthy, none := kubeletView{"GPU-1": true, "GPU-2": false}, kubeletView{"GPU-1": false, "GPU-2": false}, kubeletView{}
 	for _, test := range []struct {
 		name  string
 		views []kubeletView
-		ended time.Duration // since the first of them; they come a millisecond apart.
+		ended time.Duration // since the first view; they come a millisecond apart
 		want  bool
 	}{
 		{"told in time", []kubeletView{unhealthy, none}, quiet, true},
@@ -355,10 +351,9 @@ func response(devices kubeletView) *api.ListAndWatchResponse {
 	return list
 }
 
-// A kubelet that has lists to read shows what was before them. Without the wait
-// in step.appendSurplus until the stream was given the list that has a device
-// Unhealthy, Virgate takes it for that list's effect, and the next list that it
-// sends lacks a device that was Healthy in the one before.
+// A kubelet with unread lists shows the state before them. Without the wait in step.appendSurplus until the
+// stream has been given the list with the device Unhealthy, Virgate takes the old state for that list's
+// effect. Its next list then lacks a device that was Healthy in the one before.
 func TestToldBeforeItIsRemoved(t *testing.T) {
 	t.Parallel() // It waits for seconds.
 	b := newBench(t, topologymanager.PolicyBestEffort)
@@ -379,9 +374,9 @@ func TestToldBeforeItIsRemoved(t *testing.T) {
 	b.shows(gpu, 4, 4)
 }
 
-// A kubelet that has not read the list yet goes on to hand out what it believes
-// to be Healthy. Without the wait in step.appendSurplus until it has applied the
-// list, Virgate no longer knows those devices and refuses them.
+// A kubelet that has not read the list yet still grants what it believes to be Healthy. Without the wait in
+// step.appendSurplus until the kubelet has applied the list, Virgate no longer knows those devices and
+// refuses them.
 func TestServesAKubeletThatIsBehind(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
 	stall, goOn := b.stallLists()
@@ -399,9 +394,8 @@ func TestServesAKubeletThatIsBehind(t *testing.T) {
 	b.shows(gpu, 4, 4)
 }
 
-// A kubelet that has lost the stream shows no device as Healthy, whatever it was
-// told. Without the reset in step.appendSurplus after a lost stream, the quiet
-// time that began on the old one goes on.
+// A kubelet that has lost the stream shows no device as Healthy, whatever it was told. Without the reset in
+// step.appendSurplus after a lost stream, the removal delay that began on the old stream would continue.
 func TestRemovalDelayBeginsAnewOnANewStream(t *testing.T) {
 	t.Parallel() // It waits for seconds.
 	const quiet = 6 * time.Second
@@ -425,8 +419,7 @@ func TestRemovalDelayBeginsAnewOnANewStream(t *testing.T) {
 	}
 }
 
-// stallLists makes the kubelet read no list between the two calls that it
-// returns.
+// stallLists returns two functions: between their calls the kubelet reads no list.
 func (b *bench) stallLists() (stall, goOn func()) {
 	var stalled atomic.Bool
 	released := make(chan struct{})
@@ -443,16 +436,15 @@ func (b *bench) stallLists() (stall, goOn func()) {
 	return func() { stalled.Store(true) }, goOn
 }
 
-// delay is a kubelet that has no time to go on: for a while after it has chosen
-// devices, or after their plugin has answered. The plugin sees nothing of that,
-// no call is in progress.
+// delay is a kubelet that pauses after it has chosen devices, or after their plugin has answered. The
+// plugin sees nothing of that, because no call is in progress.
 type delay struct {
 	deviceplugin.DevicePlugin
 	api.DevicePluginClient
 	chosen, answered func()
 }
 
-// API is what the device manager calls.
+// API is called by the device manager.
 func (d delay) API() api.DevicePluginClient {
 	d.DevicePluginClient = d.DevicePlugin.API()
 	return d
@@ -466,11 +458,10 @@ func (d delay) Allocate(ctx context.Context, request *api.AllocateRequest, optio
 	return response, err
 }
 
-// The list shrinks while the kubelet is in the middle of an admission and slow,
-// slower than the protocol is without its removal delay. Without that time in
-// step.removable the device has left the list by the time that the kubelet goes
-// on: it is refused a device that was free, and with a plugin that would grant
-// it all the same the kubelet dies.
+// The list shrinks while the kubelet is in the middle of an admission that takes longer than the protocol
+// does without the removal delay. Without that delay in step.removable, the device has left the list when
+// the kubelet continues: the kubelet is refused a device that was free, and with a plugin that granted it
+// all the same, it would panic.
 func TestShrinkWhileTheKubeletIsSlow(t *testing.T) {
 	const quiet, slow = 8 * time.Second, 4 * time.Second
 	for _, test := range []struct {
@@ -516,9 +507,9 @@ func TestShrinkWhileTheKubeletIsSlow(t *testing.T) {
 	}
 }
 
-// PodResources is not mounted: what is held and applied comes from the kubelet's
-// checkpoint alone, over a restart of the kubelet too. Without
-// podresources.ParseCheckpoint nothing is known, and no list ever shrinks.
+// PodResources is not mounted: what is held and applied is known only from the kubelet's checkpoint, also
+// over a restart of the kubelet. Without podresources.ParseCheckpoint nothing is known, and no list ever
+// shrinks.
 func TestCheckpointAlone(t *testing.T) {
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
@@ -543,7 +534,7 @@ func TestCheckpointAlone(t *testing.T) {
 
 			b.delete(p)
 			b.await(func() bool {
-				b.delete(b.run(gpu, 1)) // The kubelet forgets pods when it admits one.
+				b.delete(b.run(gpu, 1)) // The kubelet forgets deleted pods when it admits one.
 				nap(t.Context(), 2*quick().RemovalDelay)
 				capacity, allocatable, _ := b.node(gpu)
 				return capacity == 4 && allocatable == 4

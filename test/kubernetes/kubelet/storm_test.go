@@ -19,9 +19,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
-// storm is a node on which everything changes at once: pods come, go, are
-// resized and start their containers again, while the profile of each resource
-// flips.
+// storm is a node on which everything changes at once: pods come, go, are resized and start their
+// containers again, while the profile of each resource changes.
 type storm struct {
 	*bench
 	virgate *virgate
@@ -32,7 +31,7 @@ type storm struct {
 
 	mu       sync.Mutex
 	profiles map[string]profile
-	// faulted is when a plan last made a unit faulty or still had it so.
+	// faulted is when a plan last had each unit as faulty.
 	faulted map[string]time.Time
 
 	// paced is the number of admissions tried.
@@ -40,10 +39,10 @@ type storm struct {
 	outcome
 }
 
-// outcome is what came of the admissions.
+// outcome counts the results of the admissions.
 type outcome struct{ tried, admitted, rejected, faulty, overtaken, resized, refusedResize int }
 
-// fewest is the number of replicas below which no profile of a storm goes.
+// fewest is the smallest number of replicas in a storm's profiles.
 const fewest = 2
 
 func newStorm(b *bench, models, units int) *storm {
@@ -80,13 +79,12 @@ func (s *storm) flip(model string, p profile) {
 	s.virgate.Apply(plan)
 }
 
-// perRound is how many pods come between two rounds of flips of a resource at
-// the least, so that a slow disk slows both.
+// perRound is the minimum number of pods between two rounds of flips of a resource, so that a slow disk
+// slows both.
 const perRound = 60
 
-// flips changes the profile of one model until ctx ends, in rounds: from many
-// replicas, through a burst of anything, to few, until IDs have really left the
-// list.
+// flips changes the profile of one model until ctx ends, in rounds: from many replicas, through a burst of
+// random ones, to few, until IDs have left the list.
 func (s *storm) flips(ctx context.Context, model string, random *rand.Rand) {
 	for round := int64(0); ctx.Err() == nil; round++ {
 		s.flip(model, profile{replicas: 8})
@@ -115,8 +113,7 @@ func (s *storm) flips(ctx context.Context, model string, random *rand.Rand) {
 	}
 }
 
-// restarts starts containers again until ctx ends. Whatever the profile does,
-// they get what they had.
+// restarts starts containers again until ctx ends. Whatever the profile, they get the same units.
 func (s *storm) restarts(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
 		if running := s.pods.running(); len(running) > 0 {
@@ -138,8 +135,8 @@ func (s *storm) restartContainer(p *pod) {
 	}
 }
 
-// rage runs all of it while more says so, which is asked before each admission
-// with the number of pods that were admitted.
+// rage runs all of it while more returns true. more is called before each admission with the number of
+// admitted pods.
 func (s *storm) rage(more func(admitted int) bool) {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	var flipping sync.WaitGroup
@@ -155,8 +152,7 @@ func (s *storm) rage(more func(admitted int) bool) {
 	s.t.Logf("%+v", s.outcome)
 }
 
-// tryPod admits a pod and judges the answer, deletes some, and now and then
-// resizes one.
+// tryPod admits a pod and judges the answer, deletes some, and sometimes resizes one.
 func (s *storm) tryPod() {
 	s.remind()
 	resource := s.resource(s.models[s.random.IntN(len(s.models))])
@@ -169,7 +165,7 @@ func (s *storm) tryPod() {
 		s.admitted++
 	} else if !errors.As(err, new(errCrashed)) {
 		claim.settle(err)
-		pause() // A scheduler sends no pods without pause to a node that is full.
+		pause() // A scheduler does not send pods without pause to a full node.
 	}
 
 	running := s.pods.running()
@@ -188,7 +184,7 @@ func (s *storm) tryPod() {
 	}
 }
 
-// nap waits, or less when ctx ends.
+// nap waits for d, or until ctx ends.
 func nap(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -213,9 +209,9 @@ func (s *storm) total() counters {
 	return all
 }
 
-// Invariants 1, 5 and 6 with everything at once. Without Next's removal delay,
-// without the wait until the kubelet has applied that a device is Unhealthy, or
-// with surplus devices removed at once, the kubelet panics or a rule is broken.
+// Invariants 1, 5 and 6 with everything at once. Without Next's removal delay, without the wait until the
+// kubelet has applied that a device is Unhealthy, or with immediate removal of surplus devices, the kubelet
+// panics or a rule is broken.
 func TestStorm(t *testing.T) {
 	admissions, cycles := repeat.Times(500, 2000), repeat.Times(25, 100)
 	for _, policy := range policies() {
@@ -238,10 +234,10 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// admissionCheck decides whether a pod that was rejected had a right to be admitted.
+// admissionCheck decides whether a rejected pod should have been admitted.
 //
-// A pod has that right when as many free devices as it asked for were there
-// throughout, by either of two counts:
+// A pod should be admitted when as many free devices as it asked for existed throughout, by either of two
+// counts:
 //
 //   - by the lists: in every list that may have been in force between the start
 //     and the end of the admission, that many devices are Healthy and held by
@@ -252,14 +248,14 @@ func TestStorm(t *testing.T) {
 //     count does not trust the lists: one that dips between two profiles fails
 //     here. It does not hold across the loss of a plugin.
 //
-// Pods come and go only on the goroutine that admits, so what is held does not
-// change meanwhile. There are two excuses:
+// Pods come and go only on the goroutine that admits, so the held devices do not change meanwhile. There
+// are two excuses:
 //
 //   - a refusal that names a unit which a plan of the last second had as faulty:
 //     the kubelet chose the device before it heard of the fault, and the plugin
 //     is right to refuse.
-//   - a refusal that names a device which the admission was too slow for, see
-//     history.overtook.
+//   - a refusal that names a device for which the admission was too slow, see
+//     listHistory.overtook.
 type admissionCheck struct {
 	*storm
 	resource string
@@ -289,7 +285,7 @@ func (s *storm) checkAdmission(resource string, count int) admissionCheck {
 	return c
 }
 
-// settle fails the test when the rejected pod had a right to be admitted.
+// settle fails the test when the rejected pod should have been admitted.
 func (c admissionCheck) settle(err error) {
 	var answer rejection
 	if !errors.As(err, &answer) {
@@ -308,8 +304,8 @@ func (c admissionCheck) settle(err error) {
 		return
 	}
 	if strings.Contains(answer.message, "code = Unavailable") || strings.Contains(answer.message, "code = Canceled") {
-		// The plugin has gone, and a call noticed it before the device manager
-		// did. If it has not, this waits in vain and the claim stands.
+		// The plugin has gone, and a call noticed it before the device manager did. If it has not gone,
+		// this waits in vain and the failure stands.
 		c.awaitLoss()
 	}
 	byLists, unbroken := c.byLists()
@@ -330,23 +326,22 @@ func (c admissionCheck) awaitLoss() {
 	})
 }
 
-// unknownDevice is the device that the plugin says it does not have.
+// unknownDevice returns the device that the plugin says it does not have.
 func unknownDevice(message, resource string) (id string, is bool) {
 	_, quoted, is := strings.Cut(message, resource+` has no device "`)
 	id, _, closed := strings.Cut(quoted, `"`)
 	return id, is && closed
 }
 
-// awaitRemoval returns nil when the device overtook the admission. The list without it may take a
-// moment to the kubelet.
+// awaitRemoval returns nil when there is an excuse for the device. The list without it may take a moment to
+// reach the kubelet.
 func (c admissionCheck) awaitRemoval(id string) error {
 	return await.Condition(c.t.Context().Done(), func() error {
 		return c.history.excuse(c.resource, id, c.at, c.ended, quick().RemovalDelay)
 	})
 }
 
-// byLists is the least number of free devices; unbroken is false when the
-// plugin was lost meanwhile.
+// byLists returns the least number of free devices; unbroken is false when the plugin was lost meanwhile.
 func (c admissionCheck) byLists() (least int, unbroken bool) {
 	unbroken = true
 	for i, belief := range c.history.since(c.resource, c.at) {
@@ -364,8 +359,7 @@ func (c admissionCheck) byLists() (least int, unbroken bool) {
 	return least, unbroken
 }
 
-// byProfiles is the number of free devices when the GPU with most of them is
-// kept back.
+// byProfiles returns the number of free devices if the GPU with most of them is kept back.
 func (c admissionCheck) byProfiles() int {
 	sum, most := 0, 0
 	for i := range c.units {
@@ -376,7 +370,7 @@ func (c admissionCheck) byProfiles() int {
 	return sum - most
 }
 
-// firstUnit is the index of the resource's first GPU.
+// firstUnit returns the index of the resource's first GPU.
 func (c admissionCheck) firstUnit() int {
 	for i, model := range c.models {
 		if c.storm.resource(model) == c.resource {
@@ -397,8 +391,7 @@ func (c admissionCheck) faultExcuses(message string) bool {
 	return false
 }
 
-// rejection is why the kubelet did not admit a pod; such a pod is Failed for
-// good.
+// rejection is why the kubelet did not admit a pod; such a pod is Failed for good.
 type rejection struct{ reason, message string }
 
 func (r rejection) Error() string { return r.reason + ": " + r.message }
@@ -419,10 +412,10 @@ func (k *kubelet) admit(resource string, count int) (*pod, error) {
 	return running, err
 }
 
-// settle takes down what an admitted pod got.
+// settle records what an admitted pod got.
 //
-// A restarted kubelet may not know it: two writers of the checkpoint can leave
-// the older text. That is made good when the container starts.
+// A restarted kubelet may not know it: two writers of the checkpoint can leave the older text. The start of
+// the container corrects that.
 func (k *kubelet) settle(p *pod) (*pod, error) {
 	granted := k.granted(p)
 	if len(granted) == 0 {
@@ -439,8 +432,8 @@ func (k *kubelet) settle(p *pod) (*pod, error) {
 	return running, nil
 }
 
-// checkOneMode is invariant 7 for pods: no unit is held under two names, or alone by two pods. (Who
-// has a whole unit's device may have a share: see sharing.Use.CanBecome.)
+// checkOneMode is invariant 7 for pods: no unit is held under two names, or alone by two pods. (The holder
+// of a whole unit's device may have a share: see sharing.Use.CanBecome.)
 func (k *kubelet) checkOneMode(p *pod) {
 	for _, other := range k.pods.running() {
 		for _, id := range p.devices {
@@ -455,8 +448,8 @@ func (k *kubelet) checkOneMode(p *pod) {
 	}
 }
 
-// remind gives every running pod that the kubelet has forgotten devices again,
-// see settle. A pod for which there are none is gone.
+// remind gives devices again to every running pod that the kubelet has forgotten, see settle. A pod for
+// which none are left is gone.
 func (k *kubelet) remind() {
 	k.loop.Lock()
 	defer k.loop.Unlock()
@@ -470,15 +463,14 @@ func (k *kubelet) remind() {
 	}
 }
 
-// granted is what the device manager says the pod has.
+// granted returns what the device manager says the pod has.
 func (k *kubelet) granted(p *pod) []string {
 	k.life.RLock()
 	defer k.life.RUnlock()
 	return slices.Sorted(maps.Keys(k.manager.GetDevices(string(p.UID), p.container().Name)[p.resource]))
 }
 
-// resize asks whether a running pod may be resized in place. A rejection leaves
-// it as it is.
+// resize asks whether a running pod may be resized in place. A rejection leaves the pod as it is.
 func (k *kubelet) resize(p *pod) error {
 	k.loop.Lock()
 	defer k.loop.Unlock()
@@ -502,8 +494,8 @@ func (k *kubelet) delete(p *pod) {
 	k.pods.remove(p)
 }
 
-// readmit admits the running pods again, as a restarted kubelet does when it
-// hears of them, and then knows that it has heard of all.
+// readmit admits the running pods again, as a restarted kubelet does when it learns of them. Then the
+// kubelet knows that it has learned of all.
 func (k *kubelet) readmit() error {
 	k.loop.Lock()
 	defer k.loop.Unlock()

@@ -15,8 +15,7 @@ import (
 	"github.com/virgate/virgate/plugin"
 )
 
-// Invariant 4. Without the retry in
-// registrar.streamChanged the resource stays lost.
+// Invariant 4. Without the retry in registrar.streamChanged the resource stays lost.
 func TestDroppedByTheKubelet(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
 	v := b.startVirgate(quick())
@@ -34,10 +33,9 @@ func TestDroppedByTheKubelet(t *testing.T) {
 	}
 }
 
-// A plugin that registered earlier ends, and the kubelet takes the newer one
-// for it: it looks plugins up by resource name alone (runClient in
-// pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go). Virgate has no PodResources here, so that it does not
-// wait until the other one has gone.
+// A plugin that registered earlier ends, and the kubelet takes the newer one for it: it finds plugins by
+// resource name alone (runClient in pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go). Virgate has no
+// PodResources here, so it does not wait until the other one has gone.
 func TestTakenForAnOlderPlugin(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
 	stopOlder := b.startNaive(&naive{}, "older", 16)
@@ -53,9 +51,8 @@ func TestTakenForAnOlderPlugin(t *testing.T) {
 	b.run(gpu, 1)
 }
 
-// Where PodResources tells, Virgate lets the older plugin end first: it
-// registers once and is never taken for the other. Without the barrier in
-// registrar.register it registers beside it and is dropped.
+// If PodResources shows an older plugin, Virgate lets it end first: it registers once and is never taken
+// for the other. Without the barrier in registrar.register it registers beside it and is dropped.
 func TestWaitsForAnOlderPlugin(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)
 	stopOlder := b.startNaive(&naive{}, "older", 16)
@@ -76,9 +73,8 @@ func TestWaitsForAnOlderPlugin(t *testing.T) {
 	}
 }
 
-// A node on which NVIDIA's plugin served before, with more replicas than are
-// wanted now. Without Next's adoption of what pods hold, Virgate's first list
-// would lack those devices.
+// NVIDIA's plugin served this node before, with more replicas than are wanted now. If Next did not adopt
+// what pods hold, Virgate's first list would lack those devices.
 func TestSucceedsNVIDIAsPlugin(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
 	stopOlder := b.startNaive(&naive{}, "nvidia-gpu", 16)
@@ -100,7 +96,7 @@ func TestSucceedsNVIDIAsPlugin(t *testing.T) {
 	b.run(gpu, 1)
 }
 
-// And back: NVIDIA's plugin has the same IDs, so pods do not notice.
+// The way back: NVIDIA's plugin has the same IDs, so pods do not notice.
 func TestIsSucceededByNVIDIAsPlugin(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
 	v := b.startVirgate(quick())
@@ -125,9 +121,8 @@ func TestIsSucceededByNVIDIAsPlugin(t *testing.T) {
 	b.run(gpu, 16)
 }
 
-// A foreign plugin registers the resource beside Virgate and ends again. The
-// kubelet stops the endpoint, but leaves Virgate's stream open.
-// Without server.isIgnored Virgate would never notice.
+// A foreign plugin registers the resource beside Virgate and ends again. The kubelet stops the endpoint,
+// but leaves Virgate's stream open. Without server.isIgnored Virgate would never notice.
 func TestForeignPluginComesAndGoes(t *testing.T) {
 	t.Parallel() // It waits for seconds.
 	b := newBench(t, topologymanager.PolicyNone)
@@ -141,17 +136,17 @@ func TestForeignPluginComesAndGoes(t *testing.T) {
 	b.run(gpu, 1)
 }
 
-// unfit refuses to be connected.
+// unfit fails when the kubelet connects to it.
 type unfit struct{ naive }
 
 func (*unfit) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
 	return nil, status.Error(codes.Internal, "unfit")
 }
 
-// After a foreign registration that failed, the kubelet does not notice the end
-// of Virgate's stream any more: it has taken the name off its table of clients
-// (connectClient in pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go). A
-// restarted Virgate serves all the same, later: it waits for the plugin that the kubelet still believes in.
+// After a failed registration by a foreign plugin, the kubelet no longer notices the end of Virgate's
+// stream: it has removed the name from its table of clients (connectClient in
+// pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go). A restarted Virgate still serves, but later: it
+// waits for the plugin that the kubelet still believes in.
 func TestForeignRegistrationFails(t *testing.T) {
 	t.Parallel() // It waits for seconds.
 	b := newBench(t, topologymanager.PolicyNone)
@@ -177,7 +172,7 @@ func TestForeignRegistrationFails(t *testing.T) {
 	b.starts(p)
 }
 
-// background runs something until the test ends.
+// background runs the function until the test ends.
 func (b *bench) background(run func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

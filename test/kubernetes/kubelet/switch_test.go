@@ -23,9 +23,8 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 )
 
-// switchStorm is a node on which pods come and go while its GPUs change their mode.
-// The kubelet is now and then slow to read a list, or to call Allocate when it has
-// chosen devices.
+// switchStorm is a node on which pods come and go while its GPUs change their mode. The kubelet is
+// sometimes slow to read a list, or to call Allocate after choosing devices.
 type switchStorm struct {
 	*bench
 	virgate *virgate
@@ -36,26 +35,25 @@ type switchStorm struct {
 	flips int
 
 	tried, admitted int
-	// refused are the admissions that came too late for their devices, late those whose
-	// devices had left the list, and overtaken those that found none any more.
+	// refused counts admissions that came too late for their devices, late those whose devices had left the
+	// list, and overtaken those that found no devices left.
 	refused, late, overtaken int
 }
 
-// stormGPUs is the number of GPUs, and perFlip how many pods come to one profile at the
-// least.
+// stormGPUs is the number of GPUs, perFlip the minimum number of pods for one profile.
 const stormGPUs, perFlip = 16, 8
 
-// stormModes are those between which the GPUs change.
+// stormModes are the modes between which the GPUs change.
 func stormModes() []profile {
 	return []profile{{replicas: 1}, {replicas: 4}, {replicas: 10}, {resource: shared, replicas: 4}, {resource: shared, replicas: 1}}
 }
 
-// newSwitchStorm starts a node. With stall, one call of Allocate in 25 begins up to that
-// much later than it would, and one list in 20 is read so much later.
+// newSwitchStorm starts a node. With stall, the kubelet delays one call of Allocate in 10 and the reading
+// of one list in 20, by up to that time.
 func newSwitchStorm(b *bench, settle, stall time.Duration) *switchStorm {
 	s := &switchStorm{bench: b, random: rand.New(rand.NewPCG(5, 6)), timing: quick()}
 	s.timing.Settle = settle
-	// More than any stall. A grant counts for so long, because nobody sees a pod as short as
+	// Longer than any stall. A grant counts as held for that time, because no look finds pods as short as
 	// these.
 	s.timing.RemovalDelay = max(300*time.Millisecond, stall*3/2)
 	if stall > 0 {
@@ -84,8 +82,8 @@ func newSwitchStorm(b *bench, settle, stall time.Duration) *switchStorm {
 	return s
 }
 
-// flip changes the mode of all GPUs until ctx ends. Some profiles are overtaken by the
-// next before the GPUs have changed, others rest until old devices leave the lists.
+// flip changes the mode of all GPUs until ctx ends. Some profiles are replaced before the GPUs have
+// changed, others stay until old devices leave the lists.
 func (s *switchStorm) flip(ctx context.Context, random *rand.Rand) {
 	modes := stormModes()
 	for now := 0; ctx.Err() == nil; {
@@ -104,7 +102,7 @@ func (s *switchStorm) flip(ctx context.Context, random *rand.Rand) {
 	}
 }
 
-// rage runs all of it while more says so.
+// rage runs all of it while more returns true.
 func (s *switchStorm) rage(more func() bool) {
 	ctx, cancel := context.WithCancel(s.t.Context())
 	var flipping sync.WaitGroup
@@ -116,8 +114,8 @@ func (s *switchStorm) rage(more func() bool) {
 	flipping.Wait()
 }
 
-// tryPod admits a pod where a scheduler would send one, and ends the oldest one, so that
-// most of the GPUs are free.
+// tryPod admits a pod where a scheduler would send one, and deletes the oldest one, so that most of the
+// GPUs are free.
 func (s *switchStorm) tryPod() {
 	running := s.pods.running()
 	if len(running) > 3 {
@@ -131,14 +129,14 @@ func (s *switchStorm) tryPod() {
 			return
 		}
 	}
-	// Held devices that are Unhealthy count against those that are allocatable.
+	// Held devices that are Unhealthy reduce the number of free ones.
 	if len(running) > 0 && s.random.IntN(20) == 0 {
 		s.delete(running[0])
 	}
 	pause()
 }
 
-// free is how many devices of the resource a scheduler would see as free.
+// free returns how many devices of the resource a scheduler would see as free.
 func (s *switchStorm) free(resource string) int {
 	_, free, _ := s.node(resource)
 	for _, p := range s.pods.running() {
@@ -166,7 +164,7 @@ func (s *switchStorm) tryResource(resource string) {
 	}
 }
 
-// judge fails the test when the plugin had no right to refuse the pod.
+// judge fails the test when the plugin should not have refused the pod.
 func (s *switchStorm) judge(resource, message string, at int, ended time.Time) {
 	if id, is := between(message, resource+": device ", " is no longer offered"); is {
 		s.refused++
@@ -202,9 +200,9 @@ func between(text, before, after string) (middle string, is bool) {
 	return middle, is && ends
 }
 
-// outlasted says that the admission was slower than the settle time is long: it began
-// with the belief at this place in force and has ended by the time given, and the
-// kubelet was told in between, and so long before the end, that the device is Unhealthy.
+// outlasted reports whether the admission took longer than the settle time. It began with the belief at
+// this place in force and ended at the given time; in between, at least the settle time before the end, the
+// kubelet was told that the device is Unhealthy.
 func (l *listHistory) outlasted(resource, id string, at int, ended time.Time, settle time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -217,10 +215,10 @@ func (l *listHistory) outlasted(resource, id string, at int, ended time.Time, se
 	return false
 }
 
-// flapped says that the kubelet was told in two lists, one after the other, that the
-// device is Healthy and that it is not. While it has read neither, it shows what it
-// would after both, and Virgate may close or remove the device too early (docs/explanation/architecture.md,
-// Known gaps). at is the place of the belief that was in force before.
+// flapped reports whether the kubelet was told in two consecutive lists that the device is Healthy and that
+// it is not. Until it has read either, it shows the same as after both, so Virgate may close or remove the
+// device too early (docs/explanation/architecture.md, Known gaps). at is the place of the belief that was
+// in force before.
 func (l *listHistory) flapped(resource, id string, at int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -233,9 +231,9 @@ func (l *listHistory) flapped(resource, id string, at int) bool {
 	return false
 }
 
-// stopped says that the resource's plugin ended during an admission, and had a right to: the
-// kubelet was told during it, and so long before its end, that no device is Healthy, and then that
-// there is none.
+// stopped reports whether the resource's plugin rightly ended during an admission: during it, and at least
+// the removal delay before its end, the kubelet was told that no device is Healthy, and then that no device
+// is left.
 func (l *listHistory) stopped(resource string, at int, ended time.Time, recovery delay.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -272,8 +270,8 @@ func stormSetting(name string, otherwise int) int {
 	return otherwise
 }
 
-// Invariants 5, 6 and 7 while the GPUs' modes change under pods that come and go. A
-// pod is refused only when its admission took longer than the settle time.
+// Invariants 5, 6 and 7 while the GPUs' modes change under pods that come and go. A pod may be refused only
+// if its admission took longer than the settle time.
 func TestSwitchStorm(t *testing.T) {
 	admissions := stormSetting("STORM", repeat.Times(500, 2000))
 	settle := max(1, time.Duration(stormSetting("SETTLE", 50))*time.Millisecond)
@@ -298,14 +296,14 @@ func TestSwitchStorm(t *testing.T) {
 	}
 }
 
-// An admission is slow, and its GPU changes its mode meanwhile. Either the GPU waits for
-// it, or it is refused. Without the refusal of closed devices in service.Allocate, the
-// GPU is held alone and shared.
+// During a slow admission, its GPU changes its mode. Either the GPU waits for the admission, or the
+// admission is refused. Without the refusal of closed devices in service.Allocate, the GPU would be held
+// alone and shared.
 func TestSwitchWhileTheKubeletIsSlow(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		settle time.Duration
-		// switched says that the GPU is offered in its new mode when Allocate comes.
+		// switched is true if the GPU is offered in its new mode when Allocate comes.
 		switched bool
 	}{{"settle time over", time.Millisecond, true}, {"settle time not over", time.Hour, false}} {
 		t.Run(test.name, func(t *testing.T) {
@@ -348,15 +346,15 @@ func TestSwitchWhileTheKubeletIsSlow(t *testing.T) {
 	}
 }
 
-// slowReader is what Virgate reads of the kubelet, with its second look at the holders
-// late: what it found is old when Virgate hears of it.
+// slowReader is what Virgate reads of the kubelet, with a delayed second look at the holders: the result is
+// old when Virgate gets it.
 type slowReader struct {
 	plugin.Kubelet
 	looks atomic.Int32
 	late  func()
 }
 
-// Held returns what was true before it was late.
+// Held returns what was true before the delay.
 func (r *slowReader) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	held, err := r.Kubelet.Held(ctx)
 	if r.looks.Add(1) == 2 {
@@ -365,9 +363,9 @@ func (r *slowReader) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	return held, err
 }
 
-// A Virgate has granted a GPU and ended, and the kubelet takes its time to note that.
-// The next Virgate does not know of it when it begins to change the GPU's mode. Without
-// the look at the holders after the closing, the GPU is held alone and offered shared.
+// A Virgate has granted a GPU and ended, and the kubelet is slow to record that. The next Virgate does not
+// know of the grant when it begins to change the GPU's mode. Without the look at the holders after the
+// closing, the GPU would be held alone and offered shared.
 func TestSwitchLooksForHoldersAtTheEnd(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
 	answered, goOn := make(chan struct{}, 10), make(chan struct{})
@@ -407,8 +405,8 @@ func TestSwitchLooksForHoldersAtTheEnd(t *testing.T) {
 	b.shows(gpu, 5, 1)
 }
 
-// A kubelet that has not read the list yet hands out what it believes to be Healthy.
-// Without the wait in inputs.canClose until it has applied the list, Virgate refuses it.
+// A kubelet that has not read the list yet grants what it believes to be Healthy. Without the wait in
+// inputs.canClose until the kubelet has applied the list, Virgate refuses it.
 func TestSwitchWaitsForAKubeletThatIsBehind(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
 	stall, goOn := b.stallLists()
@@ -429,9 +427,8 @@ func TestSwitchWaitsForAKubeletThatIsBehind(t *testing.T) {
 	b.shows(shared, 16, 16)
 }
 
-// Virgate restarts after a GPU has changed its mode, and cannot read the kubelet. The
-// old devices are still in its lists. Without their phase in the state file, the first
-// list would offer them beside the new ones.
+// Virgate restarts after a GPU has changed its mode, and cannot read the kubelet. The old devices are still
+// in its lists. If the state file lacked their phase, the first list would offer them beside the new ones.
 func TestRestartAfterASwitch(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
 	timing := quick()

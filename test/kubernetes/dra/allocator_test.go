@@ -31,8 +31,8 @@ var features = structured.Features{
 	AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true, PartitionableDevices: true, PrioritizedList: true,
 }
 
-// node is a simulated node as dra.Build takes it. Its GPUs are divided on demand as far as
-// the profile says so.
+// node is a simulated node as dra.Build takes it. Its GPUs are divided on demand where the profile asks for
+// it.
 func node(t testing.TB, name string, profile sharing.Profile) dra.Node {
 	t.Helper()
 	library, err := simnode.New(name)
@@ -57,7 +57,7 @@ func node(t testing.TB, name string, profile sharing.Profile) dra.Node {
 	return n
 }
 
-// everything offers all resources by DRA, and divides GPUs on demand where that is asked.
+// everything offers all resources by DRA, and divides GPUs on demand if dynamic is true.
 func everything(dynamic bool, entries ...sharing.ReplicatedResource) sharing.Profile {
 	return sharing.Profile{
 		MIGStrategy: sharing.MIGMixed, Policy: sharing.Packed, GPUNames: []sharing.NamingRule{{Pattern: "*", Name: "nvidia.com/gpu"}},
@@ -75,7 +75,7 @@ type cluster struct {
 	t       testing.TB
 	slices  []*resourceapi.ResourceSlice
 	classes classes
-	// allocated are the results by claim, which is a name of the test's own.
+	// allocated are the results by claim; the test chooses the claims' names.
 	allocated   map[string][]resourceapi.DeviceRequestAllocationResult
 	expressions *cel.Cache
 }
@@ -106,7 +106,7 @@ func newCluster(t testing.TB, n dra.Node) *cluster {
 	return c
 }
 
-// publish puts the node's offer in the place of the one before, as it is with what is held.
+// publish replaces the node's offer by a new one that takes account of what is held.
 func (c *cluster) publish(n dra.Node) {
 	c.t.Helper()
 	n.Held = c.held()
@@ -121,7 +121,7 @@ func (c *cluster) publish(n dra.Node) {
 	for i := range offer.Classes {
 		c.classes[*offer.Classes[i].Spec.ExtendedResourceName] = &offer.Classes[i]
 	}
-	// What another driver has says nothing of our attributes.
+	// Another driver's slice must not matter to expressions about our attributes.
 	c.slices = append(c.slices, &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "0-other"}, Spec: resourceapi.ResourceSliceSpec{
 		Driver: "a.example.com", NodeName: new(nodeName), Pool: resourceapi.ResourcePool{Name: nodeName, ResourceSliceCount: 1}, Devices: []resourceapi.Device{{Name: "other"}},
 	}})
@@ -150,7 +150,7 @@ func capacity(name, amount string) *resourceapi.CapacityRequirements {
 	return &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{resourceapi.QualifiedName(name): resource.MustParse(amount)}}
 }
 
-// allocate gives the claim devices, and returns their names, or none where there are none.
+// allocate allocates devices to the claim and returns their names, or nil if there are none.
 func (c *cluster) allocate(claim string, devices resourceapi.DeviceClaim) []string {
 	c.t.Helper()
 	state := structured.AllocatedState{
@@ -194,7 +194,7 @@ func (c *cluster) one(claim, class string, selectors ...string) []string {
 
 func (c *cluster) free(claim string) { delete(c.allocated, claim) }
 
-// placedBy is what a request says for the partition of the GPU with that index.
+// placedBy is the expression of a request for the partition of the GPU with that index.
 func placedBy(p mig.Partition, index int) string {
 	return fmt.Sprintf("device.driver == '%[1]s' && device.attributes['%[1]s'].profile == '%[2]s' && device.attributes['%[1]s'].placement == '%[3]s' && device.attributes['%[1]s'].index == %[4]d",
 		dra.DriverName, p.Profile, p.Placement, index)

@@ -12,7 +12,7 @@ import (
 	"github.com/virgate/virgate/internal/dra"
 )
 
-// TestChartsClasses holds that the chart makes the DeviceClasses that virgate plan --dra shows.
+// TestChartsClasses checks that the chart makes the DeviceClasses that virgate plan --dra shows.
 func TestChartsClasses(t *testing.T) {
 	manifest, err := os.ReadFile("../../chart/testdata/dra.golden.yaml")
 	if err != nil {

@@ -38,8 +38,8 @@ func problemsOf(t *testing.T, offer dra.Offer) (problems field.ErrorList) {
 	return problems
 }
 
-// TestValid holds the offers of all simulated nodes against the API server's validation, with
-// everything held and nothing as it was before, too.
+// TestValid checks the offers of all simulated nodes by the API server's validation, also when all devices
+// of the previous profile are held.
 func TestValid(t *testing.T) {
 	profiles := map[string]sharing.Profile{
 		"exclusive": everything(false), "on demand": everything(true),
@@ -80,7 +80,7 @@ func TestValid(t *testing.T) {
 	}
 }
 
-// TestValidationIsTheServers holds that a slice which the API server would refuse is found.
+// TestValidationIsTheServers checks that the validation finds a slice which the API server would refuse.
 func TestValidationIsTheServers(t *testing.T) {
 	offer, err := dra.Build(node(t, "h100", everything(false, shared("nvidia.com/gpu", 4, ""))))
 	if err != nil {
@@ -131,8 +131,8 @@ func within(a, supply mig.Counters) bool {
 	return true
 }
 
-// TestEveryLayout reaches each of the 2,318 layouts of a GPU with seven slices by a claim that
-// names the places, and holds that no place can be had beside it that does not fit.
+// TestEveryLayout reaches each of the 2,318 layouts of a GPU with seven slices by a claim that names the
+// places, and checks that a further place is only given if it fits.
 func TestEveryLayout(t *testing.T) {
 	n := node(t, "h100", everything(true))
 	g := n.OnDemand[n.GPUs[0].UUID]
@@ -153,7 +153,7 @@ func TestEveryLayout(t *testing.T) {
 		if got := c.allocate("layout", claim); !slices.Equal(got, want) {
 			t.Fatalf("%v: %v", layout, got)
 		}
-		// One place more, another one for each layout.
+		// One more place, a different one for each layout.
 		next := g.Placements()[count%len(g.Placements())]
 		if got := c.one("next", "any", placedBy(next, 0)); (got != nil) != (within(plus(used, g.Takes(next)), g.Supply()) && !slices.Contains(layout, next)) {
 			t.Fatalf("%v beside %v: %v", next, layout, got)
@@ -171,8 +171,8 @@ func TestEveryLayout(t *testing.T) {
 	}
 }
 
-// TestEveryMixture reaches each number of partitions of each profile that fits, by claims that
-// only name the resource as a pod with an extended resource does, large ones first.
+// TestEveryMixture reaches each fitting number of partitions of each profile by claims that only name the
+// resource, as a pod with an extended resource does, large ones first.
 func TestEveryMixture(t *testing.T) {
 	n := node(t, "h100", everything(true))
 	g := n.OnDemand[n.GPUs[0].UUID]
@@ -200,8 +200,8 @@ func TestEveryMixture(t *testing.T) {
 	}
 }
 
-// TestShares holds that a device has as many shares as the profile says, and that a request
-// for two gets two GPUs.
+// TestShares checks that a device has as many shares as the profile says, and that a request for two gets
+// two GPUs.
 func TestShares(t *testing.T) {
 	c := newCluster(t, node(t, "h100x2", everything(false, shared("nvidia.com/gpu", 3, "nvidia.com/gpu.shared"))))
 	var got []string
@@ -230,7 +230,7 @@ func TestShares(t *testing.T) {
 	if got := append(c.one("c", "nvidia.com/gpu.shared"), c.one("d", "nvidia.com/gpu.shared")...); !slices.Equal(got, []string{first, second}) || c.one("e", "nvidia.com/gpu.shared") != nil {
 		t.Errorf("beside two of each GPU: %v", got)
 	}
-	// Two requests that must be of different GPUs.
+	// Two requests that must get different GPUs.
 	apart := resourceapi.DeviceClaim{
 		Requests:    []resourceapi.DeviceRequest{request("a", "nvidia.com/gpu.shared"), request("b", "nvidia.com/gpu.shared")},
 		Constraints: []resourceapi.DeviceConstraint{{DistinctAttribute: new(resourceapi.FullyQualifiedName(dra.DriverName + "/parentUUID"))}},
@@ -241,8 +241,8 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// TestMemory holds that memory is a lower limit of a device that a claim has alone, and what a
-// share books.
+// TestMemory checks that memory is a minimum for a device that a claim has alone, and the amount that a
+// share consumes.
 func TestMemory(t *testing.T) {
 	ask := func(amount string) resourceapi.DeviceClaim {
 		r := request("r", "any", fmt.Sprintf("device.driver == '%s'", dra.DriverName))
@@ -262,8 +262,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestSharesOnDemand holds that a shared partition takes its place once, and gives it back
-// with its last share.
+// TestSharesOnDemand checks that a shared partition takes its place once, and gives it back with its last
+// share.
 func TestSharesOnDemand(t *testing.T) {
 	c := newCluster(t, node(t, "h100", everything(true, shared("nvidia.com/mig-7g.80gb", 2, "nvidia.com/big"))))
 	if a, b := c.one("a", "nvidia.com/big"), c.one("b", "nvidia.com/big"); a == nil || !slices.Equal(a, b) || c.one("c", "nvidia.com/big") != nil {
@@ -279,8 +279,8 @@ func TestSharesOnDemand(t *testing.T) {
 	}
 }
 
-// TestNVIDIANames has claims that were made for NVIDIA's driver get devices under its name: by its
-// classes, as its chart has them, and by its attributes.
+// TestNVIDIANames checks that claims made for NVIDIA's driver get devices under its name: by the classes of
+// its chart, and by its attributes.
 func TestNVIDIANames(t *testing.T) {
 	n := node(t, "h100x2", everything(true))
 	n.Driver = dra.NVIDIADriver
@@ -306,7 +306,7 @@ func TestNVIDIANames(t *testing.T) {
 	}
 }
 
-// TestGathering holds that partitions gather on the first GPU and whole GPUs are the last.
+// TestGathering checks that partitions gather on the first GPU and whole GPUs come last.
 func TestGathering(t *testing.T) {
 	n := node(t, "h100x4", everything(true))
 	c := newCluster(t, n)
@@ -319,7 +319,7 @@ func TestGathering(t *testing.T) {
 	}
 }
 
-// TestIll holds that a faulty GPU is given to nobody, and is when it has recovered.
+// TestIll checks that a faulty GPU is not allocated until it has recovered.
 func TestIll(t *testing.T) {
 	n := node(t, "h100", everything(true))
 	c := newCluster(t, n)
@@ -336,8 +336,8 @@ func TestIll(t *testing.T) {
 	}
 }
 
-// TestChangedWhileHeld changes the sharing mode of two GPUs of which one is held: it is given
-// to nobody under its new name until the claim is gone, and the other one at once.
+// TestChangedWhileHeld changes the sharing mode of two GPUs, one of them held. The held one is not
+// allocated under its new name until its claim is gone, the other one at once.
 func TestChangedWhileHeld(t *testing.T) {
 	exclusive, sharedBy4 := node(t, "h100x2", everything(false)), node(t, "h100x2", everything(false, shared("nvidia.com/gpu", 2, "nvidia.com/gpu.shared")))
 	for _, test := range []struct {
@@ -373,8 +373,8 @@ func TestChangedWhileHeld(t *testing.T) {
 	}
 }
 
-// TestMPSShares holds what claims get of a GPU that is shared by MPS: a share has its even part of
-// the memory, which it takes whatever it asks for, and a request for more of it has no device.
+// TestMPSShares checks what claims get of a GPU that is shared by MPS: a share has its even part of the
+// memory, whatever it asks for, and a request for more memory gets no device.
 func TestMPSShares(t *testing.T) {
 	for _, several := range []bool{false, true} {
 		entry := shared("nvidia.com/gpu", 4, "")

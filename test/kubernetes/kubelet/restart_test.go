@@ -249,7 +249,7 @@ func TestStop(t *testing.T) {
 
 // Before an uninstall, Virgate applies an empty plan and waits. What a pod holds stays listed as Unhealthy
 // as long as the pod has it. In the end the list is empty, so that the kubelet publishes 0 while the plugin
-// still exists. Without step.held the pod loses its devices.
+// still exists. Without inputs.held the pod loses its devices.
 func TestDrain(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
 	v := b.startVirgate(quick())

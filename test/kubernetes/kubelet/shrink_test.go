@@ -44,7 +44,7 @@ func TestResizeOnTheOpenStream(t *testing.T) {
 // Every way in which pods can hold more than is wanted. Their devices stay in the list, so the kubelet may
 // admit its pods again after a restart or a resize. With NUMA nodes and a policy that asks for hints, it
 // panics on a held device that is not listed (pkg/kubelet/cm/devicemanager/topology_hints.go). Without the
-// case for held devices in step.appendSurplus, it panics here.
+// case for held devices in inputs.appendSurplus, it panics here.
 func TestShrinkBelowWhatIsHeld(t *testing.T) {
 	lost := plan(2, profile{replicas: 8})
 	lost.Resources[0].Units = lost.Resources[0].Units[:1]
@@ -351,7 +351,7 @@ func response(devices kubeletView) *api.ListAndWatchResponse {
 	return list
 }
 
-// A kubelet with unread lists shows the state before them. Without the wait in step.appendSurplus until the
+// A kubelet with unread lists shows the state before them. Without the wait in inputs.appendSurplus until the
 // stream has been given the list with the device Unhealthy, Virgate takes the old state for that list's
 // effect. Its next list then lacks a device that was Healthy in the one before.
 func TestToldBeforeItIsRemoved(t *testing.T) {
@@ -375,7 +375,7 @@ func TestToldBeforeItIsRemoved(t *testing.T) {
 }
 
 // A kubelet that has not read the list yet still grants what it believes to be Healthy. Without the wait in
-// step.appendSurplus until the kubelet has applied the list, Virgate no longer knows those devices and
+// inputs.appendSurplus until the kubelet has applied the list, Virgate no longer knows those devices and
 // refuses them.
 func TestServesAKubeletThatIsBehind(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyBestEffort)
@@ -395,7 +395,7 @@ func TestServesAKubeletThatIsBehind(t *testing.T) {
 }
 
 // A kubelet that has lost the stream shows no device as Healthy, whatever it was told. Without the reset in
-// step.appendSurplus after a lost stream, the removal delay that began on the old stream would continue.
+// inputs.appendSurplus after a lost stream, the removal delay that began on the old stream would continue.
 func TestRemovalDelayBeginsAnewOnANewStream(t *testing.T) {
 	t.Parallel() // It waits for seconds.
 	const quiet = 6 * time.Second
@@ -459,7 +459,7 @@ func (d delay) Allocate(ctx context.Context, request *api.AllocateRequest, optio
 }
 
 // The list shrinks while the kubelet is in the middle of an admission that takes longer than the protocol
-// does without the removal delay. Without that delay in step.removable, the device has left the list when
+// does without the removal delay. Without that delay in inputs.removable, the device has left the list when
 // the kubelet continues: the kubelet is refused a device that was free, and with a plugin that granted it
 // all the same, it would panic.
 func TestShrinkWhileTheKubeletIsSlow(t *testing.T) {

@@ -14,31 +14,31 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// rest is a node at one moment, and what it should come to.
+// rest is a node at one moment, and the state it should reach.
 type rest struct {
 	wish       wantedProfile
 	conditions []condition
 	gpus       []simnode.GPU
 	kubelet    simkubelet.Snapshot
-	// reset has the GPU of each partition that a reset by the schedule has destroyed.
+	// reset maps each partition that a scheduled reset has destroyed to its GPU.
 	reset map[string]string
 }
 
-// restCheck is what is not yet as it should be.
+// restCheck collects what is not yet right.
 type restCheck struct {
 	rest
-	// health is by ID, by resource, of what is listed.
+	// health is the health of listed devices, by resource and ID.
 	health map[string]map[string]bool
 	// held are the IDs that pods hold, by resource.
 	held map[string]map[string]bool
-	// known are the units that were judged or may be anything.
+	// known are the units that were judged or may be in any state.
 	known map[string]bool
 	wrong []string
-	// blocked are the GPUs that pods keep from their layout.
+	// blocked are the GPUs whose layout waits for pods.
 	blocked []string
 }
 
-// judge says what is not as it should be when all has come to rest.
+// judge checks a node that should be at rest.
 func judge(r rest) *restCheck {
 	j := &restCheck{rest: r, health: map[string]map[string]bool{}, held: map[string]map[string]bool{}, known: map[string]bool{}}
 	for name, resource := range r.kubelet.Resources {
@@ -68,10 +68,9 @@ func judge(r rest) *restCheck {
 	return j
 }
 
-// streams holds that what has devices has one stream. A name that nobody wants
-// and whose devices nobody holds needs none. It is served with an empty list for
-// only stopAfter here, which on a busy machine may pass before a registration, or
-// before the kubelet reads the list; it then remembers the devices for five
+// streams checks that a resource with devices has one stream. A name without wanted or held devices needs
+// none. Here it is served with an empty list only for stopAfter. On a busy machine that may pass before a
+// registration, or before the kubelet reads the list; the kubelet then remembers the devices for five
 // minutes.
 func (j *restCheck) streams() {
 	for _, name := range slices.Sorted(maps.Keys(j.kubelet.Resources)) {
@@ -132,20 +131,19 @@ func cutInto(gpu simnode.GPU) map[string]int {
 	return counts
 }
 
-// isCut says that the GPU has the layout's partitions, and MIG mode only for
-// them.
+// isCut reports whether the GPU has the layout's partitions, and MIG mode only if there are any.
 func (j *restCheck) isCut(gpu simnode.GPU) bool {
 	want := layouts()[j.wish.layout]
 	return gpu.MIG == (len(want) > 0) && maps.Equal(cutInto(gpu), want)
 }
 
-// unit judges the devices of a sound unit that is to be offered in that way.
+// unit checks the devices of a sound unit that is to be offered in that mode.
 func (j *restCheck) unit(unit string, want sharingMode) {
 	healthy, listed, holding := 0, 0, 0
 	elsewhere := false
-	// A GPU that is shared under the name that it had alone keeps its device as a share, or as
-	// the only one while the pod runs that has it alone. Back again, such a share is not given to
-	// another, and its ID does not tell it from a whole GPU.
+	// When a GPU becomes shared under the name under which a pod has it alone, its device stays: as a
+	// share, or as the only device while that pod runs. When the GPU becomes exclusive again, such a share
+	// is Unhealthy, and its ID looks like that of a whole GPU.
 	grown := want.shared() && j.health[want.resource][unit]
 	leaves := func(id string) bool { return !want.shared() && !j.health[want.resource][id] }
 	for _, resource := range slices.Sorted(maps.Keys(j.held)) {
@@ -194,7 +192,7 @@ func (j *restCheck) unit(unit string, want sharingMode) {
 	}
 }
 
-// withoutHealthy says that nothing of the unit may be handed out.
+// withoutHealthy checks that no device of the unit is Healthy.
 func (j *restCheck) withoutHealthy(unit, because string) {
 	for _, resource := range slices.Sorted(maps.Keys(j.health)) {
 		for _, id := range slices.Sorted(maps.Keys(j.health[resource])) {
@@ -205,8 +203,8 @@ func (j *restCheck) withoutHealthy(unit, because string) {
 	}
 }
 
-// withoutLeaving says that nothing of the units is on its way out: what nobody
-// holds is Healthy, or is not listed.
+// withoutLeaving checks that none of the units' devices is on its way out: a device that no pod holds is
+// Healthy, or is not listed.
 func (j *restCheck) withoutLeaving(units []string) {
 	for _, resource := range slices.Sorted(maps.Keys(j.health)) {
 		for _, id := range slices.Sorted(maps.Keys(j.health[resource])) {
@@ -228,8 +226,8 @@ func (j *restCheck) isHeld(unit string) bool {
 	return false
 }
 
-// leftovers are devices of partitions that are gone. Of a GPU that cannot be read, a program that did
-// not see the last reset knows only what it had before: that may be listed and is not Healthy.
+// leftovers checks the devices of partitions that are gone. If a GPU cannot be read, a program that did not
+// see its last reset knows only its earlier partitions: these may be listed, but not Healthy.
 func (j *restCheck) leftovers() {
 	unread := map[string]bool{}
 	for _, gpu := range j.gpus {
@@ -249,7 +247,7 @@ func (j *restCheck) leftovers() {
 	}
 }
 
-// heldAreListed is invariant 5 as the kubelet sees it.
+// heldAreListed is invariant 5 from the kubelet's view.
 func (j *restCheck) heldAreListed() {
 	for _, resource := range slices.Sorted(maps.Keys(j.held)) {
 		for _, id := range slices.Sorted(maps.Keys(j.held[resource])) {
@@ -263,7 +261,7 @@ func (j *restCheck) heldAreListed() {
 // documentNames are the profiles in the ConfigMap.
 var documentNames = []string{"day", "night", "weekend"}
 
-// anyWish is a document's content.
+// anyWish is a random content of a document.
 func (s *scheduler) anyWish() wantedProfile {
 	w := wantedProfile{byModel: s.one(3), oneOnly: s.one(5)}
 	if !s.one(3) {
@@ -287,24 +285,24 @@ func (s *scheduler) anyWish() wantedProfile {
 	return w
 }
 
-// write puts a good document in place.
+// write stores a valid document.
 func (s *scheduler) write(name string, w wantedProfile) {
 	s.edits++
 	w.edit = s.edits
 	s.change(operation{kind: edit, name: name, wish: &w}, func() { s.documents[name] = &w })
 }
 
-// spoil puts a bad one in the place of the chosen one. Of another, a label that
-// chooses it might be seen before it is.
+// spoil replaces the chosen document by a bad one. If it replaced another, a label that chooses that one
+// might be seen first.
 func (s *scheduler) spoil() {
 	name := s.selected
 	s.edits++
 	s.change(operation{kind: edit, name: name, text: s.badDocument()}, func() { s.documents[name] = nil })
 }
 
-// badForms are what no node takes, whatever its GPUs: a number out of range, an unknown key, a MIG
-// profile that cannot be, a layout that nobody knows, another version, and what is no YAML. Each names
-// its number where the error will quote it.
+// badForms are documents that every node refuses: a number out of range, an unknown key, an impossible MIG
+// profile, an unknown layout, another version, and invalid YAML. Each has its number where the error quotes
+// it.
 var badForms = []string{
 	"sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: -%d}]}}\n",
 	"flags: {edit%d: true}\n",
@@ -316,14 +314,14 @@ var badForms = []string{
 
 func (s *scheduler) badDocument() string { return fmt.Sprintf(pick(s.random, badForms...), s.edits) }
 
-// quotesNumber says that the error tells which bad document it is about. What is no YAML has no
-// number.
+// quotesNumber reports whether the error is about the bad document of that number. The error for invalid
+// YAML has no number.
 func quotesNumber(err error, number int) bool {
 	return strings.Contains(err.Error(), strconv.Itoa(number)) || strings.Contains(err.Error(), "YAML")
 }
 
-// change adds an operation on the profile. One that is to be rejected leaves
-// the last good profile in force, so which one that is must be certain first.
+// change adds an operation on the profile. A rejected one leaves the last good profile in force, so that
+// profile must be certain first.
 func (s *scheduler) change(o operation, do func()) {
 	before := *s
 	before.documents = maps.Clone(s.documents)
@@ -331,7 +329,7 @@ func (s *scheduler) change(o operation, do func()) {
 	do()
 	wanted, ok := s.wanted()
 	if !ok && (s.cutOff > 0 || !was && s.badDocuments != (o.kind == edit)) {
-		*s = before // Nothing can be certain.
+		*s = before // The profile in force would be uncertain.
 		return
 	}
 	if !ok && !s.awaited {
@@ -343,8 +341,8 @@ func (s *scheduler) change(o operation, do func()) {
 	}
 	s.add(o)
 	if !ok {
-		// Labels and documents come on two ways. What is changed next must not come
-		// before this, nor this be taken for seen because of something on the other.
+		// Labels and documents arrive on two separate ways. The next change must not overtake this one, nor
+		// may something on the other way make this one look seen.
 		s.badDocuments = o.kind == edit
 		s.add(operation{kind: obeyed, rejected: true})
 	}
@@ -354,7 +352,7 @@ func (s *scheduler) change(o operation, do func()) {
 	}
 }
 
-// wanted is what labels and documents say; false when that cannot be had.
+// wanted returns what labels and documents ask for; false when that is invalid.
 func (s *scheduler) wanted() (wantedProfile, bool) {
 	document := s.documents[s.selected]
 	if document == nil {
@@ -370,8 +368,8 @@ func (s *scheduler) wanted() (wantedProfile, bool) {
 	return w, true
 }
 
-// obey waits until the profile is in force. It cannot be seen to be while the
-// wanted one is rejected; then it was waited for before.
+// obey waits until the profile is in force. While the wanted one is rejected this cannot be seen, but then
+// it was waited for before.
 func (s *scheduler) obey() {
 	s.mend()
 	if _, ok := s.wanted(); ok {
@@ -381,7 +379,7 @@ func (s *scheduler) obey() {
 	s.awaited = true
 }
 
-// badLayout is the name of no layout, on any GPU.
+// badLayout is not the name of a layout of any GPU.
 const badLayout = "all-nonsense"
 
 func (s *scheduler) profile() {
@@ -406,8 +404,8 @@ func (s *scheduler) flip(value string) {
 	s.change(operation{kind: label, text: value}, func() { s.selected = value })
 }
 
-// TestSchedulersDocuments holds that the program takes the documents and labels that the scheduler calls
-// good, and refuses the bad ones: the model has that from nowhere else.
+// TestSchedulersDocuments checks that the program takes the documents and labels that the scheduler calls
+// good, and refuses the bad ones: the model relies on that.
 func TestSchedulersDocuments(t *testing.T) {
 	read := func(text string) (configs.SelectedProfile, error) {
 		return configs.Documents{"day": text}.Select(configMapName, "day", nil)
@@ -434,7 +432,7 @@ func TestSchedulersDocuments(t *testing.T) {
 			t.Fatalf("refused: %s\n%v", w.document(uuids), err)
 		}
 		if w.layout == "" {
-			continue // No label counts.
+			continue // Labels do not count.
 		}
 		for name := range layouts() {
 			if _, err := selected.SelectMIG(name); err != nil {
@@ -447,16 +445,15 @@ func TestSchedulersDocuments(t *testing.T) {
 	}
 }
 
-// What the model says is itself tested on nodes that are right but for one
-// thing.
+// The tests below check the model on nodes with one thing wrong.
 
 const (
 	first, second, third = "MIG-1", "MIG-2", "MIG-3"
 	gpu0, gpu3           = "GPU-0", "GPU-3"
 )
 
-// right is a node with one GPU cut in two and one GPU shared by two, of
-// which a pod holds a share; the other GPUs are excluded.
+// right is a node with one partitioned GPU and one GPU with two shares; a pod holds one share. The other
+// GPUs are excluded.
 func right() rest {
 	devices := func(ids ...string) simkubelet.Resource {
 		r := simkubelet.Resource{Connected: true, Streams: 1}
@@ -498,7 +495,7 @@ func (r rest) with(resource string, change func([]simkubelet.Device) []simkubele
 	return r
 }
 
-// lost has lost a GPU after a reset that nobody saw.
+// lost returns a node that has lost a GPU after a reset that the program did not see.
 func (r rest) lost() rest {
 	r.reset = map[string]string{first: gpu0, second: gpu0, third: gpu0}
 	r.conditions[0], r.gpus[0].Lost, r.gpus[0].Partitions = faulty, true, nil
@@ -524,7 +521,7 @@ func TestJudge(t *testing.T) {
 	tests := []struct {
 		name   string
 		change func(r rest) rest
-		// want is in what is complained of; empty for nothing.
+		// want is part of the complaint; empty for none.
 		want string
 	}{
 		{"all right", func(r rest) rest { return r }, ""},

@@ -14,20 +14,20 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// A run of the program is in the test's own process, so it cannot be killed. What SIGKILL does to the node is played:
-// each run reaches the device-plugins directory by its own link and the GPUs by its own driver. A kill redirects the
-// link, has the driver change no GPU any more, and breaks the kubelet's connections. So whatever the run still does on
-// its way out (save its state, remove its sockets, send a list, undo a MIG change) has no effect. When a process ends,
-// the kernel closes what it has open; here the driver does, because the run gives up slow calls at its end, Shutdown
-// among them.
+// The program runs in the test's own process, so it cannot be killed. The test simulates the effect of
+// SIGKILL on the node: each run reaches the device-plugins directory by its own link and the GPUs by its
+// own driver. A kill redirects the link, makes the driver ignore all changes of GPUs, and breaks the
+// kubelet's connections. So whatever the run still does at its end (save its state, remove its sockets,
+// send a list, undo a MIG change) has no effect. When a process ends, the kernel closes its files; here the
+// driver does, because the run gives up slow calls at its end, including Shutdown.
 
-// environment is what a run of the program has of the site.
+// environment is what a run of the program can reach of the site.
 type environment struct {
 	site
 	driver *driverConnection
 }
 
-// reach is the site for the run of that number.
+// reach returns the environment of the run of that number.
 func (s site) reach(run int) (environment, error) {
 	link := filepath.Join(filepath.Dir(s.dir), "r"+strconv.Itoa(run))
 	if err := os.Symlink(s.dir, link); err != nil {
@@ -37,7 +37,7 @@ func (s site) reach(run int) (environment, error) {
 	return environment{s, &driverConnection{Node: s.node}}, nil
 }
 
-// sever takes the run's reach away.
+// sever cuts the run off.
 func (r environment) sever() error {
 	elsewhere := r.dir + "x"
 	if err := os.Mkdir(elsewhere, 0o750); err != nil {
@@ -57,7 +57,7 @@ type driverConnection struct {
 	severed atomic.Bool
 
 	mu sync.Mutex
-	// sessions counts the calls of Init less those of Shutdown; exited says that the run has ended.
+	// sessions counts the calls of Init minus those of Shutdown; exited is true once the run has ended.
 	sessions int
 	exited   bool
 }
@@ -139,7 +139,7 @@ func (w *world) kill() error {
 		return fmt.Errorf("kill: %w", err)
 	}
 	w.kubelet.CloseConnections()
-	// How it ends is of no interest: it can do nothing right any more.
+	// Its result does not matter, because it can no longer do anything right.
 	_, _ = w.program.stop()
 	if err := leaked(); err != nil {
 		return err
@@ -149,8 +149,8 @@ func (w *world) kill() error {
 	return err
 }
 
-// TestExit: a process that ends has the driver closed, however many sessions it had. A lost GPU that was reset
-// is found again then.
+// TestExit checks that the end of a process closes the driver, however many sessions it had open. A lost
+// GPU that was reset is then found again.
 func TestExit(t *testing.T) {
 	node, err := simnode.New("t4")
 	if err != nil {

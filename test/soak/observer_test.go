@@ -12,28 +12,28 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// observer judges every event at the kubelet when it happens. It knows nothing
-// of profiles: what it holds is true whatever the profile.
+// observer checks every event at the kubelet when it happens. It does not know the profile: what it checks
+// holds for all profiles.
 type observer struct {
 	gpus func() []simnode.GPU
 
 	mu sync.Mutex
-	// lists are the last that any kubelet has received: health by ID, by resource.
+	// lists are the last lists that any kubelet has received: health by resource and ID.
 	lists map[string]map[string]bool
 	// grown are the devices of seeGrown, as "resource device".
 	grown map[string]bool
-	// held are the holders: pod UIDs by ID, by resource.
+	// held are the UIDs of the holding pods, by resource and ID.
 	held map[string]map[string]map[string]bool
-	// streams are those open now, by resource.
+	// streams counts the open streams by resource.
 	streams map[string]int
 	up      bool
-	// broken says that the schedule itself has broken connections since calm was
-	// last called, and dropped of which resources the kubelet dropped the stream.
+	// broken is true if the schedule itself has broken connections since the last call of calm. dropped has
+	// the resources whose stream the kubelet dropped.
 	broken  bool
 	dropped map[string]bool
-	// slow says that the schedule has let the kubelet read slowly since then.
+	// slow is true if the schedule has slowed the kubelet's reading since then.
 	slow bool
-	// reset has the GPU of each partition that a reset by the schedule has destroyed.
+	// reset maps each partition that a scheduled reset has destroyed to its GPU.
 	reset      map[string]string
 	violations []string
 	counts     counts
@@ -49,8 +49,8 @@ func newWitness(gpus func() []simnode.GPU) *observer {
 	}
 }
 
-// disturbed says that the schedule breaks connections from now on; calm that
-// whatever ends from now on is the program's doing.
+// disturbed notes that the schedule breaks connections from now on. After calm, whatever ends is the
+// program's doing.
 func (w *observer) disturbed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -64,15 +64,14 @@ func (w *observer) calm() {
 	clear(w.dropped)
 }
 
-// slowed says that the kubelet may have lists and ends of streams before it that
-// it does not know of yet.
+// slowed notes that lists and ends of streams may be waiting for the kubelet to read them.
 func (w *observer) slowed() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.slow = true
 }
 
-// resets says that the schedule is about to reset the GPU.
+// resets notes that the schedule is about to reset the GPU.
 func (w *observer) resets(gpu simnode.GPU) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -81,7 +80,7 @@ func (w *observer) resets(gpu simnode.GPU) {
 	}
 }
 
-// resetPartitions are those that such resets have destroyed, with their GPUs.
+// resetPartitions returns the partitions that such resets have destroyed, with their GPUs.
 func (w *observer) resetPartitions() map[string]string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -123,10 +122,9 @@ func (w *observer) take(e simkubelet.Event) {
 	}
 }
 
-// opened holds that a resource has one stream: at the end of another, which may
-// be the program's before it, the kubelet would drop this one. The program can
-// tell that there is another one by the Healthy devices that the kubelet shows,
-// once that has read a list.
+// opened checks that a resource has one stream. At the end of another, perhaps of an earlier program, the
+// kubelet would drop this one. The program can recognize another stream by the Healthy devices that the
+// kubelet shows once it has read a list.
 func (w *observer) opened(resource string) {
 	w.streams[resource]++
 	w.counts.streams++
@@ -136,8 +134,8 @@ func (w *observer) opened(resource string) {
 	}
 }
 
-// ofUse counts the devices in the resource's last list that are Healthy or held.
-// A drained resource may end with others: its last, empty list is not waited for.
+// ofUse counts the devices in the resource's last list that are Healthy or held. A drained resource may end
+// with others: it does not wait for its last, empty list.
 func (w *observer) ofUse(resource string) int {
 	count := 0
 	for id, healthy := range w.lists[resource] {
@@ -195,8 +193,7 @@ func (w *observer) granted(e simkubelet.Event) {
 	}
 }
 
-// judgeGrant asks who else has the hardware behind a device that a pod was just
-// given.
+// judgeGrant checks which other pods have the hardware behind a device that a pod was just given.
 func (w *observer) judgeGrant(e simkubelet.Event, id string) {
 	unit, _ := unitOf(id)
 	alone := w.isAlone(e.Resource, id)
@@ -228,14 +225,14 @@ func (w *observer) judgeGrant(e simkubelet.Event, id string) {
 	}
 }
 
-// isAlone says that who has the device has its unit alone.
+// isAlone reports whether the holder of the device has its unit alone.
 func (w *observer) isAlone(resource, id string) bool {
 	_, alone := unitOf(id)
 	return alone && !w.grown[resource+" "+id]
 }
 
-// seeGrown looks for devices of whole units that were listed Healthy together with a share of
-// the unit: they are shares too, for as long as a pod has them.
+// seeGrown looks for devices of whole units that were listed Healthy together with a share of the unit:
+// they count as shares, too, as long as a pod has them.
 func (w *observer) seeGrown(resource string) {
 	list := w.lists[resource]
 	shared := map[string]bool{}
@@ -251,13 +248,13 @@ func (w *observer) seeGrown(resource string) {
 	}
 }
 
-// unitOf is the unit behind a device, and whether a container has it alone.
+// unitOf returns the unit behind a device, and whether a container has it alone.
 func unitOf(id string) (unit string, alone bool) {
 	unit, _, shared := strings.Cut(id, "::")
 	return unit, !shared
 }
 
-// isHeld says that a pod has a device of the unit.
+// isHeld reports whether a pod has a device of the unit.
 func (w *observer) isHeld(unit string) bool {
 	for _, ids := range w.held {
 		for id, pods := range ids {
@@ -269,8 +266,7 @@ func (w *observer) isHeld(unit string) bool {
 	return false
 }
 
-// check looks for partitions that were destroyed under pods, and returns all
-// that was ever complained of.
+// check looks for partitions that were destroyed under pods, and returns all complaints so far.
 func (w *observer) check() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -291,7 +287,7 @@ func (w *observer) check() []string {
 	return slices.Clone(w.violations)
 }
 
-// tally is what was counted so far.
+// tally returns the counts so far.
 func (w *observer) tally() counts {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -372,7 +368,7 @@ func TestWitness(t *testing.T) {
 	}
 }
 
-// A partition that pods hold must stay, whoever took it.
+// A partition that pods hold must stay, whatever removed it.
 func TestWitnessOfADestroyedPartition(t *testing.T) {
 	gpus := []simnode.GPU{{UUID: "GPU-0", Partitions: []simnode.Partition{{UUID: "MIG-0"}}}}
 	w := newWitness(func() []simnode.GPU { return gpus })

@@ -17,7 +17,7 @@ import (
 // kind is what an operation does.
 type kind string
 
-// What happens in a storm. Nothing waits for what comes of it.
+// What happens in a storm. No operation waits for its effect.
 const (
 	admit            kind = "admit a pod"
 	remove           kind = "delete a pod"
@@ -58,7 +58,7 @@ const (
 	expire         kind = "API server forgets old versions"
 )
 
-// What is checked when all is quiet. Each waits for what comes of it.
+// What is checked when all is quiet. Each operation waits for its effect.
 const (
 	obeyed          kind = "wait for the profile"
 	settle          kind = "wait until all is as it should be"
@@ -76,35 +76,34 @@ const (
 	calmDeadKubelet kind = "calm: Virgate ends in time without a kubelet"
 )
 
-// condition is what is known of a GPU's health.
+// condition is what is known about a GPU's health.
 type condition int
 
 const (
 	sound condition = iota
 	// faulty is a GPU that must not be handed out.
 	faulty
-	// doubtful is one whose errors the program may have seen or missed.
+	// doubtful is a GPU whose errors the program may have seen or missed.
 	doubtful
 )
 
-// operation is one step of a schedule. Which fields count depends on the kind.
+// operation is one step of a schedule. Its kind decides which fields count.
 type operation struct {
 	kind kind
 	// GPU is an ordinal.
 	gpu int
-	// name is of a document, a layout, a pod, a resource or a driver call.
+	// name is that of a document, a layout, a pod, a resource or a driver call.
 	name string
 	// text is a document, or a label's value.
 	text string
-	// wish is written to a document, or is what must be in force.
+	// wish is written to a document, or must be in force.
 	wish     *wantedProfile
 	resource string
 	count    int
 	delay    time.Duration
-	// conditions are those of all GPUs, for what is checked at rest.
+	// conditions are those of all GPUs, for checks at rest.
 	conditions []condition
-	// rejected says that what labels and documents want cannot be had, so that
-	// wish is the last that could be.
+	// rejected is true if what labels and documents want is invalid. wish is then the last valid one.
 	rejected bool
 }
 
@@ -132,8 +131,8 @@ func (o operation) String() string {
 	return b.String()
 }
 
-// scheduler writes a schedule. It knows what the operations so far have made of
-// the node, as far as that does not depend on the program.
+// scheduler writes a schedule. It knows the node's state after the operations so far, as far as that does
+// not depend on the program.
 type scheduler struct {
 	random *rand.Rand
 	// kills decides which restarts are kills.
@@ -141,15 +140,14 @@ type scheduler struct {
 	out   []operation
 
 	edits int
-	// documents are by name; nil for one that cannot be used.
+	// documents are by name; nil for an invalid one.
 	documents map[string]*wantedProfile
 	// selected names the document, layout the MIG label's layout.
 	selected, layout string
-	// inForce is what must be in force; awaited says that it was waited for.
+	// inForce is what must be in force; awaited is true if it was waited for.
 	inForce wantedProfile
 	awaited bool
-	// badDocuments says on which way came what is rejected, by the documents or by
-	// the labels.
+	// badDocuments is true if the documents have brought what is rejected, and false if the labels have.
 	badDocuments bool
 
 	conditions [gpus]condition
@@ -162,18 +160,17 @@ type scheduler struct {
 	// cutOff is how many operations are left until the API server is back; cuts
 	// counts since the last settle.
 	cutOff, cuts int
-	// slow, unheard and silenced are what a settle has to end.
+	// slow, unheard and silenced must be undone by a settle.
 	slow, unheard, silenced bool
-	// rough storms break connections; others leave them alone, so that no stream
-	// may end.
+	// rough storms break connections; in others no stream may end.
 	rough bool
 }
 
-// longStorm is the least length of a storm in a long schedule.
+// longStorm is the minimum length of a storm in a long schedule.
 const longStorm = 60
 
-// schedule is at least so many operations, the same whenever the seed is. It
-// begins and ends with a settled node.
+// schedule returns at least this many operations, the same for the same seed. It begins and ends with a
+// settled node.
 func schedule(seed uint64, operations int) []operation {
 	s := &scheduler{random: rand.New(rand.NewPCG(seed, 1)), kills: rand.New(rand.NewPCG(seed, 2)), documents: map[string]*wantedProfile{}, selected: documentNames[0]}
 	for _, name := range documentNames {
@@ -182,7 +179,7 @@ func schedule(seed uint64, operations int) []operation {
 	s.out = append(s.out, operation{kind: label, text: s.selected})
 	s.obey()
 	s.settle()
-	// What takes time is to come to rest, so long schedules have long storms.
+	// Coming to rest takes the most time, so long schedules have long storms.
 	length := min(longStorm, max(1, operations/10))
 	for len(s.out) < operations {
 		s.rough = s.random.IntN(2) == 1
@@ -202,17 +199,17 @@ func schedule(seed uint64, operations int) []operation {
 
 func (s *scheduler) add(o operation) { s.out = append(s.out, o) }
 
-// orKill is that kind of restart, or a kill.
+// orKill returns restart or kill.
 func (s *scheduler) orKill(restart, kill kind) kind {
 	return pick(s.kills, restart, kill)
 }
 
-// one is true once in n times.
+// one returns true once in n times on average.
 func (s *scheduler) one(n int) bool { return s.random.IntN(n) == 0 }
 
 func pick[T any](random *rand.Rand, of ...T) T { return of[random.IntN(len(of))] }
 
-// settle ends what is only a disturbance and waits for all the rest.
+// settle ends all disturbances and waits for everything else.
 func (s *scheduler) settle() {
 	if s.silenced {
 		s.add(operation{kind: silence})
@@ -237,7 +234,7 @@ func (s *scheduler) settle() {
 	s.cuts = 0
 }
 
-// atRest is an operation on a node that is, or has to come, to rest.
+// atRest returns an operation on a node that is at rest or must come to rest.
 func (s *scheduler) atRest(kind kind) operation {
 	w := s.inForce
 	_, good := s.wanted()
@@ -256,7 +253,7 @@ func (s *scheduler) heal(ordinal int) {
 	s.conditions[ordinal] = sound
 }
 
-// The node: GPUs by ordinal, three that can be cut and two that cannot.
+// The node: GPUs by ordinal, three that can be partitioned and two that cannot.
 const (
 	cuttable = 3
 	gpus     = 5
@@ -289,9 +286,9 @@ type share struct {
 	policy   string
 }
 
-// wantedProfile is what a document asks for.
+// wantedProfile is the content of a document.
 type wantedProfile struct {
-	// edit numbers the documents, so that it can be seen which one was read.
+	// edit numbers the documents, so that one can see which one was read.
 	edit int
 	// byModel gives the H100 a name of their own.
 	byModel bool

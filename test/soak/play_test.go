@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// play does one operation. Its error says which invariant does not hold.
+// play does one operation. Its error names the broken invariant.
 func (w *world) play(o operation) error {
 	w.figures.kinds[o.kind]++
 	switch o.kind {
@@ -182,7 +182,7 @@ func (w *world) removeSockets(pattern string) error {
 	return nil
 }
 
-// settle waits until the pods' operations are done and all is as it should be.
+// settle waits until the pods' operations are done and everything is as it should be.
 func (w *world) settle(o operation) error {
 	for _, end := range w.scripts {
 		end()
@@ -210,7 +210,7 @@ func (w *world) settle(o operation) error {
 	return nil
 }
 
-// countStreams are the registrations and streams of each resource so far.
+// countStreams returns the registrations and streams of each resource so far.
 func (w *world) countStreams() map[string][2]int {
 	counts := map[string][2]int{}
 	for name, resource := range w.kubelet.Snapshot().Resources {
@@ -221,9 +221,8 @@ func (w *world) countStreams() map[string][2]int {
 	return counts
 }
 
-// restless are the GPUs, by UUID, of which what is listed may change by itself:
-// a program that is started while a GPU is away does not know of it, and a
-// GPU that waits for pods to be cut is tried again now and then.
+// restless returns the GPUs, by UUID, whose list may change by itself: a program that starts while a GPU is
+// away does not know of it, and a GPU that waits for pods before it is partitioned is retried now and then.
 func (w *world) restless(conditions []condition) map[string]bool {
 	gpus := map[string]bool{}
 	for ordinal, gpu := range w.site.node.GPUs() {
@@ -234,7 +233,7 @@ func (w *world) restless(conditions []condition) map[string]bool {
 	return gpus
 }
 
-// gpuOf has the GPU of each unit that there is, by UUID.
+// gpuOf maps each existing unit to its GPU, by UUID.
 func (w *world) gpuOf() map[string]string {
 	gpus := map[string]string{}
 	for _, gpu := range w.site.node.GPUs() {
@@ -246,8 +245,8 @@ func (w *world) gpuOf() map[string]string {
 	return gpus
 }
 
-// looked waits until the program has looked at its profile twice more: what it
-// saw the first time is then in force.
+// looked waits until the program has read its profile twice more: what it read the first time is then in
+// force.
 func (w *world) looked() error {
 	_, _, before, _ := w.program.seen.look()
 	return w.await("SIGHUP", func() string {
@@ -259,7 +258,7 @@ func (w *world) looked() error {
 	})
 }
 
-// breathe has the program scan until what should not happen would have happened.
+// breathe lets the program scan until anything that must not happen would have happened.
 func (w *world) breathe() error {
 	begun := w.scans()
 	return w.await("scans", func() string {
@@ -294,7 +293,7 @@ func (s *scheduler) blow() {
 	}
 }
 
-// mostPods is how many pods there are at once, failed ones too.
+// mostPods is the largest number of pods at once, failed ones included.
 const mostPods = 16
 
 func (s *scheduler) pod() {
@@ -369,7 +368,7 @@ func (s *scheduler) hardware() {
 	}
 }
 
-// plug puts the GPU back that was pulled last.
+// plug puts the last pulled GPU back.
 func (s *scheduler) plug() {
 	if last := len(s.pulled) - 1; last >= 0 {
 		s.add(operation{kind: plug, gpu: s.pulled[last]})
@@ -378,8 +377,8 @@ func (s *scheduler) plug() {
 	}
 }
 
-// mostCuts bounds how long the program stays away from an API server that comes
-// and goes: it doubles its pause each time.
+// mostCuts bounds how long the program stays away from an API server that comes and goes: the program
+// doubles its pause each time.
 const mostCuts = 2
 
 func (s *scheduler) disturb() {
@@ -423,7 +422,7 @@ func (s *scheduler) disturb() {
 	}
 }
 
-// start starts a run of the program beside those that there are.
+// start starts a run of the program beside the existing ones.
 func (w *world) start() (*program, error) {
 	w.runs++
 	at, err := w.site.reach(w.runs)
@@ -434,12 +433,10 @@ func (w *world) start() (*program, error) {
 	return start(at), nil
 }
 
-// A GPU with a fatal error is used again after a reset, and a reset proves
-// something only to a Virgate that has seen the GPU before and after it. One
-// that ends before it looks, that has lost its driver, or that opens it again because a
-// GPU stays lost, misses the reset (docs/reference/health.md). One that waits for events in a slow call hears of
-// an error after the reset that ended it. Then, and only then, the GPU is reset
-// again.
+// A GPU with a fatal error is used again after a reset, and a reset only counts for a Virgate that has seen
+// the GPU before and after it. A Virgate misses the reset if it ends before it looks, has lost its driver,
+// or opens it again because a GPU stays lost (docs/reference/health.md). If it waits for events in a slow
+// call, it learns of an error only after the reset that ended it. In these cases the GPU is reset again.
 
 // hurt notes that the GPU may have had a fatal error.
 func (w *world) hurt(ordinal int) {
@@ -448,7 +445,7 @@ func (w *world) hurt(ordinal int) {
 	}
 }
 
-// mayMissResets says that the resets of all GPUs so far may not count.
+// mayMissResets notes that none of the GPUs' resets so far may count.
 func (w *world) mayMissResets() {
 	for ordinal := range w.missed {
 		w.missed[ordinal] = true
@@ -464,7 +461,7 @@ func (w *world) resetAgain(conditions []condition) {
 	}
 }
 
-// recovered forgets the errors of GPUs that are used again.
+// recovered forgets the errors of GPUs that are in use again.
 func (w *world) recovered() {
 	for ordinal := range w.missed {
 		if w.settled.isUsed(ordinal) {
@@ -473,7 +470,7 @@ func (w *world) recovered() {
 	}
 }
 
-// isUsed says that every unit of the GPU can be handed out.
+// isUsed reports whether every unit of the GPU can be given out.
 func (j *restCheck) isUsed(ordinal int) bool {
 	gpu := j.gpus[ordinal]
 	units := map[string]bool{gpu.UUID: false}
@@ -502,8 +499,8 @@ func (j *restCheck) isUsed(ordinal int) bool {
 
 const namespace = "soak"
 
-// pods does what the schedule has pods do, one after the other, beside all the
-// rest, and judges the answers.
+// pods performs the schedule's pod operations one after the other, beside everything else, and judges the
+// answers.
 type pods struct {
 	kubelet *kubelettest.Kubelet
 	queue   chan operation
@@ -516,14 +513,14 @@ type pods struct {
 	wrong   []string
 }
 
-// disturbance is a reason for which an admission may be refused.
+// disturbance is a reason that explains a refused admission.
 type disturbance string
 
 const (
-	// connections break, and Virgate or the kubelet is not there.
+	// connections break, and Virgate or the kubelet is away.
 	connections disturbance = "broken connection"
-	// leaving ends the server of a resource that another profile or layout does not have, perhaps while
-	// the kubelet asks it.
+	// leaving ends the server of a resource that the next profile or layout does not have, perhaps during a
+	// call of the kubelet.
 	leaving disturbance = "resource left"
 	// faults make devices Unhealthy that the kubelet has just chosen.
 	faults disturbance = "fault"
@@ -539,10 +536,10 @@ func newPods(kubelet *kubelettest.Kubelet) *pods {
 	return &pods{kubelet: kubelet, queue: make(chan operation, mostQueued), known: map[disturbance]bool{}, answers: map[string]int{}}
 }
 
-// mostQueued is more than a storm has operations.
+// mostQueued exceeds the number of operations in a storm.
 const mostQueued = 1000
 
-// run does what is queued until the queue is closed.
+// run performs the queued operations until the queue is closed.
 func (p *pods) run(ctx context.Context) {
 	for o := range p.queue {
 		p.do(ctx, o)
@@ -561,7 +558,7 @@ func (p *pods) disturb(d disturbance) {
 	p.known[d] = true
 }
 
-// calm forgets the disturbances. Nothing may be queued.
+// calm forgets the disturbances. The queue must be empty.
 func (p *pods) calm() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -589,8 +586,7 @@ func (p *pods) do(ctx context.Context, o operation) {
 		switch {
 		case err == nil, errors.Is(err, simkubelet.ErrNoPod), errors.Is(err, simkubelet.ErrDown):
 		default:
-			// A held device may be Unhealthy: then the resize waits, and the pod
-			// runs on.
+			// A held device may be Unhealthy. Then the resize waits, and the pod runs on.
 			p.count("resize", err)
 		}
 	}
@@ -609,7 +605,7 @@ func (p *pods) admit(ctx context.Context, o operation) error {
 	return err
 }
 
-// judgeGrants compares what the container was told with what the pod was given.
+// judgeGrants compares the container's environment with the pod's devices.
 func (p *pods) judgeGrants(o operation, pod simkubelet.PodStatus) {
 	for _, container := range pod.Containers {
 		for _, grant := range container.Grants {
@@ -629,7 +625,7 @@ func (p *pods) judgeGrants(o operation, pod simkubelet.PodStatus) {
 	}
 }
 
-// count notes an answer, and complains where nothing explains it.
+// count counts an answer, and complains if nothing explains it.
 func (p *pods) count(what string, err error) {
 	reason, explained := p.explain(err)
 	p.mu.Lock()
@@ -640,8 +636,8 @@ func (p *pods) count(what string, err error) {
 	}
 }
 
-// explain says what an answer is called, and whether it is one of the program's
-// answers that the last disturbances can have led to.
+// explain names the answer, and reports whether it is one of the program's answers that the last
+// disturbances can cause.
 func (p *pods) explain(err error) (reason string, explained bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -689,14 +685,14 @@ func (p *pods) complain(format string, arguments ...any) {
 	p.wrong = append(p.wrong, fmt.Sprintf(format, arguments...))
 }
 
-// check is all that was ever complained of.
+// check returns all complaints so far.
 func (p *pods) check() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.wrong)
 }
 
-// tally are the answers by what they are called.
+// tally counts the answers by name.
 func (p *pods) tally() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

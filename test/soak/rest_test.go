@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 )
 
-// calm checks something of a node at rest.
+// calm makes one check of a node at rest.
 func (w *world) calm(o operation) error {
 	before, err := w.still(o.conditions)
 	if err != nil {
@@ -56,11 +56,11 @@ func (w *world) calm(o operation) error {
 	return fmt.Errorf("no operation %q", o.kind)
 }
 
-// slowEnd is how late the kubelet notices the end of a stream, where it matters
-// that a program waits for that.
+// slowEnd is the delay with which the kubelet notices the end of a stream, where a program must wait for
+// that.
 const slowEnd = 40 * time.Millisecond
 
-// unchanged disturbs a node at rest, which then must come to the same lists.
+// unchanged disturbs a node at rest, which must then return to the same lists.
 func (w *world) unchanged(o operation, before settledNode, disturb func() error) error {
 	w.witness.disturbed()
 	w.kubelet.DelayLists(slowEnd)
@@ -89,7 +89,7 @@ func (w *world) endWithoutKubelet() error {
 	return w.kubelet.RestorePods(w.ctx)
 }
 
-// reconnect loses one stream.
+// reconnect drops one stream.
 func (w *world) reconnect(resource string) error {
 	before := w.kubelet.Snapshot().Resources[resource]
 	if len(before.Devices) == 0 || !w.kubelet.DropStream(resource) {
@@ -106,7 +106,7 @@ func (w *world) reconnect(resource string) error {
 	return err
 }
 
-// spoilt puts a bad profile in the place of the good one, and back.
+// spoilt replaces the good profile by a bad one, and back.
 func (w *world) spoilt(o operation, before settledNode) error {
 	if err := w.nothing("2", o, before, func() error { return w.reject(o) }); err != nil {
 		return err
@@ -115,7 +115,7 @@ func (w *world) spoilt(o operation, before settledNode) error {
 	return w.rest(o)
 }
 
-// reject waits until the bad profile is rejected, with a reason.
+// reject waits until the bad profile is rejected with a reason.
 func (w *world) reject(o operation) error {
 	w.cluster.setDocument(o.name, o.text)
 	var said error
@@ -134,7 +134,7 @@ func (w *world) reject(o operation) error {
 	return w.looked()
 }
 
-// nothing does something that must change nothing.
+// nothing calls do, which must change nothing.
 func (w *world) nothing(invariant string, o operation, before settledNode, do func() error) error {
 	lists, streams := w.witness.tally().lists, w.countStreams()
 	if err := do(); err != nil {
@@ -158,11 +158,10 @@ func (w *world) nothing(invariant string, o operation, before settledNode, do fu
 	return nil
 }
 
-// fatalXIDOfPartition is an XID that is fatal in the soak, and for the partition alone that
-// it names.
+// fatalXIDOfPartition is an XID that is fatal in the soak, but only for the partition that it names.
 const fatalXIDOfPartition = 69
 
-// oneFault lets one unit fail, and mends it.
+// oneFault makes one unit fail and recover.
 func (w *world) oneFault(o operation) error {
 	index, gpu := w.gpuAt(o.gpu)
 	gi, ci, fatal := nvml.WholeGPU, nvml.WholeGPU, uint64(95)
@@ -187,7 +186,7 @@ func (w *world) oneFault(o operation) error {
 		return err
 	}
 	err := w.await("invariant 3", func() string {
-		// Where events could not be had for a while, the first one is missed.
+		// If events could not be received for a while, the first one is missed.
 		if w.scans()-repeat > missedAfter {
 			repeat = w.scans()
 			_ = w.site.node.XID(index, fatal, gi, ci)
@@ -214,7 +213,7 @@ func (w *world) oneFault(o operation) error {
 	return w.rest(o)
 }
 
-// healthOf is the health of all listed devices of the units.
+// healthOf returns the health of all listed devices of the units.
 func (w *world) healthOf(of func(unit string) bool) map[string]bool {
 	health := map[string]bool{}
 	for name, resource := range w.kubelet.Snapshot().Resources {
@@ -227,7 +226,7 @@ func (w *world) healthOf(of func(unit string) bool) map[string]bool {
 	return health
 }
 
-// admitFree takes one device of each resource that has one, and gives it back.
+// admitFree admits a pod for one device of each resource that has one, and deletes it.
 func (w *world) admitFree(o operation) error {
 	judged := judge(w.now(o))
 	for resource, health := range judged.health {
@@ -253,8 +252,8 @@ func (w *world) admitFree(o operation) error {
 	return w.rest(o)
 }
 
-// restartContainers is invariant 5: whatever has happened to the node, the
-// containers of its pods can start again.
+// restartContainers is invariant 5: whatever has happened to the node, the containers of its pods can start
+// again.
 func (w *world) restartContainers() error {
 	ctx, cancel := context.WithTimeout(w.ctx, w.patience)
 	defer cancel()
@@ -269,18 +268,18 @@ func (w *world) restartContainers() error {
 	return nil
 }
 
-// settledNode is what must stay as it is where nothing has changed, byte for byte.
+// settledNode is what must stay the same, byte for byte, if nothing has changed.
 type settledNode struct {
-	// lists is everything that the kubelet knows of the devices of each GPU, by
-	// UUID; "" has those of partitions that are gone.
+	// lists is everything that the kubelet knows about the devices of each GPU, by UUID; "" has those of
+	// partitions that are gone.
 	lists map[string][]string
-	// plan is the program's, empty where a GPU is restless.
+	// plan is the program's plan, empty if a GPU is restless.
 	plan string
 	// restless are the GPUs of which both may change.
 	restless map[string]bool
 }
 
-// still waits for the program's plan.
+// still reads the lists and the program's plan, and waits for the plan.
 func (w *world) still(conditions []condition) (settledNode, error) {
 	now := settledNode{lists: map[string][]string{}, restless: w.restless(conditions)}
 	gpuOf := w.gpuOf()
@@ -305,14 +304,14 @@ func (w *world) still(conditions []condition) (settledNode, error) {
 	return now, err
 }
 
-// differ says what is not as it was, but for GPUs that were restless before or
-// are now: one that waits for its pods may be cut, or be given up, in between.
+// differ describes what has changed, except for GPUs that were restless before or are now: one that waits
+// for its pods may be partitioned, or given up, in between.
 func (s settledNode) differ(now settledNode) string {
 	restless := maps.Clone(s.restless)
 	maps.Copy(restless, now.restless)
 	before, after := maps.Clone(s.lists), maps.Clone(now.lists)
 	if len(restless) > 0 {
-		restless[""] = true // Partitions that are gone may have been theirs.
+		restless[""] = true // Partitions that are gone may belong to a restless GPU.
 	}
 	for gpu := range restless {
 		delete(before, gpu)
@@ -335,7 +334,7 @@ func (w *world) differ(invariant string, o operation, before settledNode) error 
 	return nil
 }
 
-// calm adds a check of a node at rest, which it leaves at rest.
+// calm adds a check that leaves the node at rest.
 func (s *scheduler) calm() {
 	o := s.atRest(pick(s.random,
 		calmHangup, calmRestart, calmBad, calmReplicas, calmXID, calmAdmit, calmContainers, calmDrop, calmDrain, calmSuccession, calmDeadKubelet))

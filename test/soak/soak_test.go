@@ -19,14 +19,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Without SEED and OPERATIONS the soak is short enough for every run of all
-// tests. With them it is as `make soak` wants it.
+// Without SEED and OPERATIONS the soak is short enough for every run of all tests. `make soak` sets both.
 const (
 	// This schedule has nearly every kind of operation.
 	shortSeed       = 80
 	shortOperations = 150
-	// longest is for one operation on the average, on a machine that does a lot
-	// else.
+	// longest is the average time for one operation on a busy machine.
 	longest = 4 * time.Second
 )
 
@@ -75,7 +73,7 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// number is what the environment says, or otherwise.
+// number returns the number in the environment variable, or otherwise.
 func number(t *testing.T, name string, otherwise int) int {
 	t.Helper()
 	text := os.Getenv(name)
@@ -113,7 +111,7 @@ func (w *world) report(out interface{ Output() io.Writer }, seed, operations int
 	}
 }
 
-// TestScheduleFollowsFromTheSeed is what makes a failure replayable.
+// TestScheduleFollowsFromTheSeed checks what makes a failure replayable.
 func TestScheduleFollowsFromTheSeed(t *testing.T) {
 	again := func(seed uint64) string { return lines(schedule(seed, 2000)) }
 	if diff := cmp.Diff(again(7), again(7)); diff != "" {

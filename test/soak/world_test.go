@@ -37,7 +37,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// world is what a schedule is played on.
+// world performs a schedule.
 type world struct {
 	t       *testing.T
 	ctx     context.Context
@@ -47,10 +47,10 @@ type world struct {
 	witness *observer
 	pods    *pods
 	program *program
-	// runs counts the programs that were started.
+	// runs counts the runs of the program.
 	runs  int
 	uuids []string
-	// scripts end the driver's troubles.
+	// scripts are functions that end the driver's faults.
 	scripts []func()
 	// missed are the GPUs that may have had a fatal error and were not seen in
 	// use since, with whether a reset of theirs may go unseen.
@@ -58,15 +58,14 @@ type world struct {
 	// mayMiss says that a reset may not count at any time: the program gives up all handles when the
 	// GPUs cannot be listed, and hears of an error late when the wait for events is slow.
 	mayMiss bool
-	// settled is what the last settle left.
+	// settled is the result of the last settle.
 	settled *restCheck
-	// streams is what was counted at the last calm operation on streams.
+	// streams are the counts at the last calm operation on streams.
 	streams map[string][2]int
 	figures figures
-	// patience is how long the node may take to come to rest. What is slow are the
-	// program's own pauses, up to 6 s after an API server was away twice, 5 s and
-	// more after the driver has refused to cut a GPU; and a machine that does a
-	// lot else.
+	// patience is how long the node may take to come to rest. The program's own pauses are long: up to 6 s
+	// after an API server was away twice, 5 s and more after the driver has refused to partition a GPU. The
+	// machine may be busy, too.
 	patience time.Duration
 }
 
@@ -119,24 +118,24 @@ func newWorld(t *testing.T, ctx context.Context, log *slog.Logger) *world {
 	return w
 }
 
-// wrong is everything that anybody complains of.
+// wrong returns everything that the observer, the pods and the kubelet complain of.
 func (w *world) wrong() []string {
 	return slices.Concat(w.witness.check(), w.pods.check(), w.kubelet.Violations())
 }
 
-// gpuAt is the driver's index of the GPU; -1 for one that was pulled.
+// gpuAt returns the driver's index of the GPU; -1 if it was pulled.
 func (w *world) gpuAt(ordinal int) (index int, gpu simnode.GPU) {
 	gpu = w.site.node.GPUs()[ordinal]
 	return gpu.Index, gpu
 }
 
-// resetGPU resets the GPU, which is in the node.
+// resetGPU resets the GPU, which must be in the node.
 func (w *world) resetGPU(gpu simnode.GPU) error {
 	w.witness.resets(gpu)
 	return w.site.node.Heal(gpu.Index)
 }
 
-// await waits until nothing is missing; the error tells what is.
+// await waits until missing returns ""; otherwise its error contains what missing returns.
 func (w *world) await(what string, missing func() string) error {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
@@ -160,24 +159,23 @@ func (w *world) await(what string, missing func() string) error {
 	}
 }
 
-// steady is how many scans of the GPUs the program must begin while all is as it should
-// be: more than what is under way can take to show. A busy machine scans later, and
-// what is under way shows later too.
+// steady is how many scans of the GPUs the program must begin while everything is as it should be: more
+// than an effect under way can take to show. On a busy machine both take longer.
 const steady = 4
 
-// scans counts the scans of the GPUs, and the tries to open the driver for one, that all
-// programs have begun.
+// scans counts the scans of the GPUs that all programs have begun, and the attempts to open the driver for
+// one.
 func (w *world) scans() int {
 	return w.site.node.Calls("DeviceGetCount") + w.site.node.Calls("Init")
 }
 
-// missedAfter is after how many scans an event that had no effect counts as missed.
+// missedAfter is the number of scans after which an event without effect counts as missed.
 const missedAfter = 25
 
-// unsettled is no number of scans.
+// unsettled is not a valid number of scans.
 const unsettled = -1
 
-// rest waits until all is as it should be, and stays so.
+// rest waits until everything is as it should be, and stays so.
 func (w *world) rest(o operation) error {
 	began := time.Now()
 	var lists int
@@ -221,14 +219,14 @@ func (w *world) rest(o operation) error {
 	return err
 }
 
-// now is the node as it is, and what it should come to.
+// now returns the node as it is, and the state it should reach.
 func (w *world) now(o operation) rest {
 	return rest{*o.wish, o.conditions, w.site.node.GPUs(), w.kubelet.Snapshot(), w.witness.resetPartitions()}
 }
 
-// unnoticed says that the kubelet has another number of streams than the program: it has not noticed
-// yet that a program or session has ended, and will drop the next one's stream when it does. Until then
-// the lists may be those of the one that has ended. Empty when they agree.
+// unnoticed describes a resource whose number of streams differs between the kubelet and the program; empty
+// if all agree. The kubelet has not noticed yet that a program or session has ended, and will drop the next
+// one's stream when it does. Until then its lists may be those of the one that has ended.
 func (w *world) unnoticed(kubelet simkubelet.Snapshot) string {
 	code, body, err := w.program.page(w.ctx, "/api/v1/status")
 	if err != nil || code != http.StatusOK {
@@ -255,9 +253,8 @@ func (w *world) unnoticed(kubelet simkubelet.Snapshot) string {
 	return ""
 }
 
-// unsaved says that the profile with the edit is not kept for a restart yet: a
-// program that is killed before that comes back with the one before. Empty when
-// it is kept.
+// unsaved returns a complaint while the profile with the edit is not saved for a restart: a program that is
+// killed before that comes back with the previous profile. Empty when it is saved.
 func (w *world) unsaved(edit int) string {
 	data, err := os.ReadFile(filepath.Join(w.site.dir, "virgate_state.json"))
 	if err != nil {
@@ -279,8 +276,8 @@ func (w *world) unsaved(edit int) string {
 	return fmt.Sprintf("profile: edit %d is in force and not kept for a restart yet", edit)
 }
 
-// underway says that a GPU is in the middle of being cut, which a profile
-// without a layout lets come to its end; empty when none is.
+// underway returns a complaint while a GPU is being repartitioned; a profile without a layout lets that
+// finish. Empty if none is.
 func (w *world) underway() string {
 	data, err := os.ReadFile(filepath.Join(w.site.dir, "virgate_state.json"))
 	if err != nil {
@@ -306,7 +303,7 @@ func (w *world) underway() string {
 	return ""
 }
 
-// stop ends the program and looks for what it has left.
+// stop ends the program and looks for leftovers.
 func (w *world) stop() error {
 	took, err := w.program.stop()
 	w.figures.stops++
@@ -326,7 +323,7 @@ func (w *world) restart() error {
 	return err
 }
 
-// succeed starts a second program, which waits, and ends the first.
+// succeed starts a second program, which stands by, and ends the first.
 func (w *world) succeed() error {
 	next, err := w.start()
 	if err != nil {
@@ -346,9 +343,8 @@ const (
 	layoutLabel   = "nvidia.com/mig.config"
 )
 
-// cluster is as much of an API server as Virgate asks: a Node and a ConfigMap
-// that can be listed and watched. What is written to it is accepted and
-// forgotten.
+// cluster is the part of an API server that Virgate uses: a Node and a ConfigMap that can be listed and
+// watched. It accepts and ignores what is written to it.
 type cluster struct {
 	server *httptest.Server
 
@@ -360,12 +356,11 @@ type cluster struct {
 	labels    map[string]string
 	documents map[string]string
 	history   []change
-	// moved is closed and made anew at every change, broken when all connections
-	// are to end.
+	// moved is closed and replaced at every change, broken when all connections must end.
 	moved, broken chan struct{}
 }
 
-// change is an object as it was from a version on.
+// change is an object from a version on.
 type change struct {
 	version  int
 	resource string
@@ -418,7 +413,7 @@ func (c *cluster) record(resource string) {
 	c.moved = make(chan struct{})
 }
 
-// cut breaks every connection and answers nobody until mend.
+// cut breaks every connection and refuses all requests until mend.
 func (c *cluster) cut() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -433,7 +428,7 @@ func (c *cluster) mend() {
 	c.away = false
 }
 
-// expire ends every watch, and none can go on from where it was.
+// expire ends every watch, and none can resume.
 func (c *cluster) expire() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -443,7 +438,7 @@ func (c *cluster) expire() {
 	c.broken = make(chan struct{})
 }
 
-// object is the one object of the resource, as it is now.
+// object returns the one object of the resource, as it is now.
 func (c *cluster) object(resource string) any {
 	version := strconv.Itoa(c.version)
 	if resource == "nodes" {
@@ -512,7 +507,7 @@ func (c *cluster) list(w http.ResponseWriter, resource string) {
 	_ = json.NewEncoder(w).Encode(list)
 }
 
-// watch sends what happened after the version that was asked for, and goes on.
+// watch sends what happened after the requested version, and goes on.
 func (c *cluster) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	from, err := strconv.Atoi(r.URL.Query().Get("resourceVersion"))
 	if err != nil {
@@ -561,9 +556,8 @@ func (c *cluster) watch(w http.ResponseWriter, r *http.Request, resource string)
 	}
 }
 
-// The waits of the program, short enough for thousands of operations. The quiet
-// time stays well above what a kubelet here takes to read a list, and stopAfter
-// above what it takes to keep and read one on a busy machine.
+// The program's intervals, short enough for thousands of operations. quiet stays well above the time that a
+// kubelet here takes to read a list, and stopAfter above the time to keep and read one on a busy machine.
 const (
 	quiet       = 400 * time.Millisecond
 	retireAfter = 300 * time.Millisecond
@@ -577,7 +571,7 @@ const (
 type site struct {
 	// dir is the device-plugins directory, with the state file.
 	dir, podResources, kubeconfig string
-	// root is what the program takes for the host's file system.
+	// root is the directory that the program uses as the host's file system.
 	root string
 	node *simnode.Node
 	log  *slog.Logger
@@ -589,14 +583,14 @@ type program struct {
 	seen   *seenPolicy
 	look   chan os.Signal
 	cancel context.CancelFunc
-	// ended is closed when it has; err then says what went wrong.
+	// ended is closed when the program has ended; err is then its error.
 	ended chan struct{}
 	err   error
 	// address is known once HTTP is served.
 	address chan string
 }
 
-// start returns at once; what cannot be started is told by stop.
+// start returns at once; stop returns the error if the program cannot start.
 func start(at environment) *program {
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &program{
@@ -634,14 +628,14 @@ func (p *program) run(ctx context.Context, s environment) error {
 			Source:  configsource.NewConfigMap(api, "gpu", "profiles", log),
 			Labels:  configsource.NewNodeLabels(api, nodeName, profileLabel, log),
 			Observe: p.seen.see,
-			// A driver that answers late or with errors at the start is waited for.
+			// The program waits for a driver that answers late or with errors at the start.
 			Overrides: configs.Overrides{"flags.failOnInitError": {Value: "false", Source: "the soak"}},
 		},
 		PluginDir: s.dir, PodResourcesSocket: s.podResources,
 		Timing: plugin.Timing{RemovalDelay: quiet, RetireAfter: retireAfter, StopAfter: stopAfter, ListInterval: 5 * time.Millisecond},
 		Rescan: rescan, Probe: probe, DriverBackoff: 20 * time.Millisecond, BootID: "soak",
 		HealthRules: func(rules sharing.HealthRules) sharing.HealthRules {
-			rules.RecoverAfter, rules.MaxRecoverAfter = healthQuiet, healthQuiet // Less than a profile may say.
+			rules.RecoverAfter, rules.MaxRecoverAfter = healthQuiet, healthQuiet // Shorter than a profile may set.
 			rules.XIDs[fatalXIDOfPartition] = sharing.FatalError
 			return rules
 		},
@@ -652,7 +646,7 @@ func (p *program) run(ctx context.Context, s environment) error {
 	})
 }
 
-// hangup is SIGHUP.
+// hangup acts as SIGHUP.
 func (p *program) hangup() {
 	select {
 	case p.look <- syscall.SIGHUP:
@@ -660,7 +654,7 @@ func (p *program) hangup() {
 	}
 }
 
-// stop is SIGTERM. It returns how long the end took.
+// stop acts as SIGTERM. It returns how long the end took.
 func (p *program) stop() (time.Duration, error) {
 	began := time.Now()
 	p.cancel()
@@ -677,7 +671,7 @@ func (p *program) stop() (time.Duration, error) {
 	}
 }
 
-// elapsed is for the report: nothing is judged by it.
+// elapsed is only for the report, not for a verdict.
 func elapsed(began time.Time) time.Duration {
 	return time.Since(began) //nolint:forbidigo // measured for the report, not judged
 }
@@ -689,7 +683,7 @@ func (p *program) scrape(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// There is no plan before there is a profile.
+		// Before the first profile there is no plan.
 		if code != http.StatusOK && (path != "/plan" || code != http.StatusServiceUnavailable) {
 			return fmt.Errorf("%s: %d", path, code)
 		}
@@ -697,7 +691,7 @@ func (p *program) scrape(ctx context.Context) error {
 	return nil
 }
 
-// page is what the program answers on HTTP.
+// page returns the program's HTTP response for the path.
 func (p *program) page(ctx context.Context, path string) (code int, body string, err error) {
 	var address string
 	select {
@@ -720,7 +714,7 @@ func (p *program) page(ctx context.Context, path string) (code int, body string,
 	return response.StatusCode, string(text), err
 }
 
-// addressHandler passes log records on, and tells where HTTP is served.
+// addressHandler passes log records on, and sends the HTTP address to address.
 type addressHandler struct {
 	slog.Handler
 	address chan string
@@ -738,17 +732,17 @@ func (h addressHandler) Handle(ctx context.Context, record slog.Record) error {
 	return h.Handler.Handle(ctx, record)
 }
 
-// ours are the packages of which nothing may run when no program does. Driver
-// calls are left behind at the end by design, so internal/nvml is not one.
+// ours are the packages of which no goroutine may run when no program does. Driver calls are left behind at
+// the end by design, so internal/nvml is not listed.
 var ours = []string{
 	"/internal/agent.", "/internal/cdi.", "/internal/configsource.", "/internal/drapath.", "/internal/gpusettings.", "/internal/host.",
 	"/internal/memoryguard.", "/internal/mpsshare.", "/internal/nodestatus.", "/internal/podresources.", "/internal/release.", "/internal/state.",
 	"/internal/web.", "virgate/plugin.",
 }
 
-// leaked says which goroutines a program that has ended left.
+// leaked returns an error with the goroutines that an ended program left.
 func leaked() error {
-	// A goroutine whose end was waited for may still be on its way out.
+	// A goroutine that was waited for may not have ended completely.
 	return await.Condition(nil, func() error {
 		if left := running(); len(left) > 0 {
 			return fmt.Errorf("invariant 10: %d goroutines outlive the program:\n%s", len(left), strings.Join(left, "\n\n"))

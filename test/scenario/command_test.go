@@ -16,14 +16,13 @@ import (
 type call struct {
 	*stage
 	script *testscript.TestScript
-	// not says that the command has a "!" before it.
+	// not is true if the command has a "!" before it.
 	not       bool
 	arguments []string
 }
 
-// commands are what scripts can say beyond testscript's own commands, which win
-// where a name is taken twice. A program is called @first where nothing else is
-// said.
+// commands are the commands of scripts in addition to testscript's own, which win where a name is used
+// twice. A program without a name is @first.
 func commands() map[string]func(*testscript.TestScript, bool, []string) {
 	return map[string]func(*testscript.TestScript, bool, []string){
 		// exits CODE PROGRAM ARGUMENT…: ends with that exit code.
@@ -31,7 +30,7 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 
 		// start [@NAME] [VARIABLE=VALUE…] NODE [PROFILE] [--FLAG…]: virgate run.
 		"start": command((*call).start),
-		// terminate [@NAME]: SIGTERM, and exit code 0. The end uses up no deadline.
+		// terminate [@NAME]: SIGTERM, and exit code 0. Until the end it must not run into a deadline.
 		"terminate": command((*call).terminate),
 		// ask-to-end [@NAME]: SIGTERM alone.
 		"ask-to-end": command((*call).askToEnd),
@@ -47,20 +46,20 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"sim": command((*call).sim),
 		// status [@NAME] ARGUMENT…: virgate status.
 		"status": command((*call).status),
-		// hears [@NAME] GPU [DRIVER'S INDEX]: waits until events of the GPU arrive, by an XID
-		// that says nothing against it.
+		// hears [@NAME] GPU [DRIVER'S INDEX]: waits until events of the GPU arrive, by an XID that is
+		// harmless.
 		"hears": command((*call).hears),
-		// in-time [@NAME]: the program has used up no deadline so far.
+		// in-time [@NAME]: the program has not run into a deadline so far.
 		"in-time": command((*call).inTime),
-		// log [@NAME] REGEXP: waits for it. ! log REGEXP: not so far.
+		// log [@NAME] REGEXP: waits for such a line. ! log REGEXP: the log has none so far.
 		"log": negatable((*call).awaitLog),
-		// ready [@NAME]: waits for it. ! ready REGEXP: not, for that reason.
+		// ready [@NAME]: waits until it is ready. ! ready REGEXP: it is not, for that reason.
 		"ready": negatable((*call).ready),
-		// get [@NAME] PATH: the answer is the command's standard output. ! get:
-		// there is nothing.
+		// get [@NAME] PATH: the response becomes the command's standard output. ! get: the path does not
+		// exist.
 		"get": negatable((*call).get),
-		// metric [@NAME] REGEXP: waits for a line that matches as a whole.
-		// ! metric REGEXP: waits until there is none.
+		// metric [@NAME] REGEXP: waits for a line that matches as a whole. ! metric REGEXP: waits until no
+		// line matches.
 		"metric": negatable((*call).metric),
 
 		// node KEY=VALUE… KEY-…: sets labels of the Node n1, which has an API server:
@@ -68,26 +67,26 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"node": command((*call).labelNode),
 		// labelled KEY=VALUE…: waits until the Node has these labels.
 		"labelled": command((*call).labelled),
-		// condition STATUS REASON REGEXP: waits until the Node's condition is so.
+		// condition STATUS REASON REGEXP: waits until the Node's condition has these values.
 		"condition": command((*call).awaitCondition),
-		// unload [@NAME]: waits until nobody has the simulated driver open, and loads it anew.
+		// unload [@NAME]: waits until no process has the simulated driver open, and reloads it.
 		"unload": command((*call).unload),
 
 		// kubelet start | stop | restart | silent | speaks | refuse N |
 		// drop RESOURCE | wipe.
 		"kubelet": command((*call).kubeletDoes),
-		// shows RESOURCE ALLOCATABLE/CAPACITY: waits for it.
+		// shows RESOURCE ALLOCATABLE/CAPACITY: waits for these numbers.
 		"shows": command((*call).shows),
-		// unit RESOURCE INDEX HEALTHY/LISTED: waits for so many devices of the
-		// GPU (0) or partition (0:1).
+		// unit RESOURCE INDEX HEALTHY/LISTED: waits for these numbers of devices of the GPU (0) or
+		// partition (0:1).
 		"unit": command((*call).unit),
-		// streams RESOURCE COUNTER=N…: opened, closed, registrations or lists,
-		// since the script began. A kubelet that starts may be told of a socket that
-		// it has just removed: then there is one registration more.
+		// streams RESOURCE COUNTER=N…: opened, closed, registrations or lists, since the script began. A
+		// kubelet that starts may get a registration for a socket that it has just removed, so there may be
+		// one more.
 		"streams": command((*call).streams),
 		// mark: remembers what the kubelet lists, and its counters.
 		"mark": command((*call).mark),
-		// unchanged: all that is as it was at mark.
+		// unchanged: everything is as it was at mark.
 		"unchanged": command((*call).unchanged),
 
 		// pod NAME RESOURCE=N… claim:DRIVER/DEVICE,ENTRY…: runs, with that device and CDI
@@ -97,16 +96,16 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"delete": command((*call).deletePod),
 		// container-restart NAME.
 		"container-restart": command((*call).restartContainer),
-		// allocate RESOURCE [ID…]: asks the program itself, as no kubelet would.
-		// ! allocate RESOURCE [ID…] REGEXP: the answer is such an error.
+		// allocate RESOURCE [ID…]: calls the program directly, with requests that no kubelet sends. !
+		// allocate RESOURCE [ID…] REGEXP: the response is such an error.
 		"allocate": negatable((*call).allocate),
-		// prefers RESOURCE SIZE INDEX…: waits until the program would choose such
-		// units for a container that wants so many devices.
+		// prefers RESOURCE SIZE INDEX…: waits until the program would choose these units for a container
+		// that requests this many devices.
 		"prefers": command((*call).prefers),
-		// holds NAME [healthy|unhealthy]: runs with the devices that it had at
-		// the first asking, and waits until the kubelet lists them so.
+		// holds NAME [healthy|unhealthy]: runs with the same devices as at the first holds, and waits until
+		// the kubelet lists them with this health.
 		"holds": command((*call).holds),
-		// sees NAME INDEX…: the UUIDs of exactly those units.
+		// sees NAME INDEX…: it sees the UUIDs of exactly these units.
 		"sees": command((*call).sees),
 		// granted NAME REGEXP: the container's NVIDIA_VISIBLE_DEVICES.
 		"granted": command((*call).granted),
@@ -136,7 +135,7 @@ func command(do func(*call) error) func(*testscript.TestScript, bool, []string) 
 
 var errUsage = errors.New("wrong arguments: see the function commands")
 
-// take takes the next argument, "" when there is none.
+// take returns and removes the next argument, "" if none is left.
 func (c *call) take() string {
 	if len(c.arguments) == 0 {
 		return ""
@@ -146,7 +145,7 @@ func (c *call) take() string {
 	return first
 }
 
-// name takes the program's name if the next argument is one.
+// name returns and removes the next argument if it is a program's name.
 func (c *call) name() string {
 	if len(c.arguments) > 0 && strings.HasPrefix(c.arguments[0], "@") {
 		return c.take()
@@ -154,7 +153,7 @@ func (c *call) name() string {
 	return "@first"
 }
 
-// program takes the name of a program that was started.
+// program takes the name of a started program.
 func (c *call) program() (*process, error) {
 	name := c.name()
 	p := c.programs[name]
@@ -164,8 +163,7 @@ func (c *call) program() (*process, error) {
 	return p, nil
 }
 
-// pattern takes the last argument, a regular expression in which ^ and $ stand
-// for lines.
+// pattern takes the last argument, a regular expression in which ^ and $ match at lines.
 func (c *call) pattern() (*regexp.Regexp, error) {
 	if len(c.arguments) != 1 {
 		return nil, errUsage

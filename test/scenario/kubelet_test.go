@@ -56,7 +56,7 @@ func (c *call) kubeletDoes() error {
 	return nil
 }
 
-// wipe removes the program's sockets, of which there must be some.
+// wipe removes the program's sockets; at least one must exist.
 func (c *call) wipe() error {
 	sockets, err := filepath.Glob(filepath.Join(c.plugins(), "virgate-*.sock"))
 	if err == nil && len(sockets) == 0 {
@@ -68,7 +68,7 @@ func (c *call) wipe() error {
 	return err
 }
 
-// fraction reads "28/32".
+// fraction parses text such as "28/32".
 func fraction(text string) (part, whole int, err error) {
 	before, after, ok := strings.Cut(text, "/")
 	part, err = strconv.Atoi(before)
@@ -116,7 +116,7 @@ func (c *call) unit() error {
 	})
 }
 
-// unitID is the UUID of the GPU (0) or partition (0:1) at the index.
+// unitID returns the UUID of the GPU (0) or partition (0:1) at the index.
 func (c *call) unitID(index string) (string, error) {
 	for _, gpu := range c.gpus {
 		if index == strconv.Itoa(gpu.Index) {
@@ -131,8 +131,8 @@ func (c *call) unitID(index string) (string, error) {
 	return "", fmt.Errorf("the node has no unit %q", index)
 }
 
-// streams waits until the counters have come to what is wanted, for the
-// kubelet counts an end a moment later, and refuses any that has gone beyond.
+// streams waits until the counters reach the wanted values, because the kubelet counts an end a moment
+// later. It fails if a counter exceeds its value.
 func (c *call) streams() error {
 	resource := c.take()
 	want := map[string]int{}
@@ -242,7 +242,7 @@ func (c *call) restartContainer() error {
 	return err
 }
 
-// status is the container of a running pod.
+// status returns the container of a running pod.
 func status(k simkubelet.Snapshot, name string) (simkubelet.ContainerStatus, error) {
 	i := slices.IndexFunc(k.Pods, func(p simkubelet.PodStatus) bool { return p.Name == name })
 	switch {
@@ -294,7 +294,7 @@ func (c *call) holds() error {
 	})
 }
 
-// visible is what the pod's container has in NVIDIA_VISIBLE_DEVICES.
+// visible returns NVIDIA_VISIBLE_DEVICES of the pod's container.
 func (c *call) visible(name string) (string, error) {
 	running, err := status(c.kubelet.Snapshot(), name)
 	return running.Env()["NVIDIA_VISIBLE_DEVICES"], err
@@ -382,8 +382,8 @@ func (c *call) allocate() error {
 	return nil
 }
 
-// prefers asks until the choice among the free devices is as wanted: a new
-// policy makes no difference that the kubelet could wait for.
+// prefers repeats the question until the choice among the free devices is as wanted: nothing at the kubelet
+// shows when a new policy is in force.
 func (c *call) prefers() error {
 	resource := c.take()
 	size, err := strconv.Atoi(c.take())
@@ -426,7 +426,7 @@ func (c *call) prefers() error {
 	return nil
 }
 
-// free are the healthy devices that no pod holds.
+// free returns the healthy devices that no pod holds.
 func free(k simkubelet.Snapshot, resource string) []string {
 	held := map[string]bool{}
 	for _, pod := range k.Pods {
@@ -445,7 +445,7 @@ func free(k simkubelet.Snapshot, resource string) []string {
 	return ids
 }
 
-// ask makes calls to the plugin of a resource.
+// ask calls the plugin of a resource.
 func (c *call) ask(resource string, question func(context.Context, api.DevicePluginClient) error) error {
 	socket := filepath.Join(c.plugins(), c.kubelet.Snapshot().Resources[resource].Socket)
 	connection, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))

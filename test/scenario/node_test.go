@@ -23,8 +23,8 @@ import (
 // nodeName is the only Node of an apiServer.
 const nodeName = "n1"
 
-// apiServer is as much of an API server as the program needs to follow its Node's labels, to change one of them and to
-// write the Node's conditions. It forgets everything else that it is told.
+// apiServer is the part of an API server that the program needs to follow its Node's labels, to change one
+// of them and to write the Node's conditions. It accepts and ignores all other writes.
 type apiServer struct {
 	*httptest.Server
 	mu         sync.Mutex
@@ -43,14 +43,14 @@ func newAPIServer() *apiServer {
 	return s
 }
 
-// label sets labels, each as KEY=VALUE, or KEY- for none.
+// label sets labels, each as KEY=VALUE, or KEY- to remove one.
 func (s *apiServer) label(labels []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.relabel(labels...)
 }
 
-// relabel is label, to be called with the lock.
+// relabel is label for callers that hold the lock.
 func (s *apiServer) relabel(labels ...string) error {
 	next := map[string]string{}
 	for key, value := range s.node.Labels {
@@ -75,7 +75,7 @@ func (s *apiServer) relabel(labels ...string) error {
 	return nil
 }
 
-// setAway has the server answer nothing of use, and end its watches.
+// setAway makes the server refuse all requests and end its watches.
 func (s *apiServer) setAway(away bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,7 +84,7 @@ func (s *apiServer) setAway(away bool) {
 	s.changed = make(chan struct{})
 }
 
-// condition is the Node's of that type.
+// condition returns the Node's condition of that type.
 func (s *apiServer) condition(kind corev1.NodeConditionType) corev1.NodeCondition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -133,7 +133,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// patchLabel makes a JSON patch that compares a label and replaces it.
+// patchLabel applies a JSON patch that compares a label and replaces it.
 func (s *apiServer) patchLabel(body io.Reader) error {
 	var operations []struct{ Op, Path, Value string }
 	if err := json.NewDecoder(body).Decode(&operations); err != nil {
@@ -149,7 +149,7 @@ func (s *apiServer) patchLabel(body io.Reader) error {
 	return s.relabel(key + "=" + operations[1].Value)
 }
 
-// watch sends the Node whenever it is another than it was sent last.
+// watch sends the Node whenever it differs from the last one sent.
 func (s *apiServer) watch(w http.ResponseWriter, r *http.Request) {
 	sent := r.URL.Query().Get("resourceVersion")
 	w.WriteHeader(http.StatusOK)
@@ -208,7 +208,7 @@ func (c *call) labelled() error {
 	})
 }
 
-// awaitCondition waits until the Node's condition is so.
+// awaitCondition waits until the Node's condition has the given values.
 func (c *call) awaitCondition() error {
 	status, reason := c.take(), c.take()
 	message, err := regexp.Compile(c.take())
@@ -224,7 +224,7 @@ func (c *call) awaitCondition() error {
 	})
 }
 
-// unload has the simulated driver unloaded and loaded, as soon as nobody has it open.
+// unload has the simulated driver unloaded and loaded, as soon as no process has it open.
 func (c *call) unload() error {
 	p, err := c.program()
 	if err != nil {

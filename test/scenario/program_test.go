@@ -63,7 +63,7 @@ func (c *call) terminate() error {
 	if err := p.Terminate(); err != nil {
 		return err
 	}
-	// Calls that were not answered when the end began must be given up, and not wait.
+	// Calls that are still unanswered when the end begins must be abandoned, not waited for.
 	if err := await.Condition(nil, func() error {
 		pending, late := kubelet.Hung()
 		switch {
@@ -87,10 +87,10 @@ func (c *call) inTime() error {
 	return usedUp(p.Output())
 }
 
-// deadlines are the program's words after it has waited in vain until a deadline: of a
-// driver call, a request, the kubelet's end with another plugin, its stream and its
-// answer. What it does in time needs none of them, however busy the machine is. They do
-// not have the half second that a driver call gets at the end of the program.
+// deadlines matches what the program logs after it has waited until a deadline: for a driver call, a
+// request, the kubelet's end with another plugin, its stream or its answer. What is done in time logs none
+// of them, however busy the machine is. The pattern leaves out the half second of a driver call at the
+// program's end.
 var deadlines = regexp.MustCompile(`(?i).*(?:abandoned after [1-9]\d*s|deadline ?exceeded|registering all the same|does not listen, starting over|does not show what it was sent).*`)
 
 func usedUp(output string) error {
@@ -163,8 +163,7 @@ func (c *call) awaitLog() error {
 	return nil
 }
 
-// hears repeats the event: one that comes while the program has no event set is
-// nobody's.
+// hears repeats the event: one that comes while the program has no event set is lost.
 func (c *call) hears() error {
 	p, err := c.program()
 	if err != nil {
@@ -186,7 +185,7 @@ func (c *call) hears() error {
 	pause := time.NewTicker(50 * time.Millisecond)
 	defer pause.Stop()
 	for len(heard.FindAllString(p.Output(), -1)) == before {
-		// XID 43, a program that stopped, is no fault of the GPU.
+		// XID 43, a program that stopped, is not a fault of the GPU.
 		if err := nvmltest.Post(ctx, p.control, "xid", url.Values{"gpu": {driversIndex}, "code": {"43"}}); err != nil {
 			return err
 		}
@@ -199,7 +198,7 @@ func (c *call) hears() error {
 	return nil
 }
 
-// fetch asks the program for a path.
+// fetch requests a path from the program.
 func (p *process) fetch(ctx context.Context, path string) (status int, body string, err error) {
 	address, err := p.Address()
 	if err != nil {
@@ -219,8 +218,7 @@ func (p *process) fetch(ctx context.Context, path string) (status int, body stri
 	return response.StatusCode, string(data), err
 }
 
-// awaitAnswer asks until the answer is as wanted: HTTP cannot tell when it
-// would be another one.
+// awaitAnswer repeats the request until the answer is as wanted: HTTP cannot notify of a change.
 func (p *process) awaitAnswer(path string, wanted func(status int, body string) bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -1,18 +1,15 @@
-// Package scenario plays scripts against the whole program. Each script in this
-// folder holds one behaviour; its name and its first line say which: an
-// invariant of docs/explanation/architecture.md, a bug that users of another plugin met, how
-// to live with the kubelet, a case from NVIDIA's documents, or a promise of the
-// command line.
+// Package scenario runs scripts against the whole program. Each script in this folder checks one behaviour,
+// which its name and its first line tell: an invariant of docs/explanation/architecture.md, a bug that
+// users of another plugin met, how to live with the kubelet, a case from NVIDIA's documents, or a promise
+// of the command line.
 //
-// The program is a process of its own, built once for all scripts, between a
-// simulated node inside it and a simulated kubelet inside the test. Whatever
-// breach of its contract the kubelet saw fails a script at its end, and so does
-// a data race or a panic of the program.
+// The program is a separate process, built once for all scripts, between a simulated node inside it and a
+// simulated kubelet inside the test. A script fails at its end if the kubelet saw any breach of its
+// contract, or if the program had a data race or a panic.
 //
-// Scripts are those of github.com/rogpeppe/go-internal/testscript, with the
-// commands that the function commands lists. A command that waits does so for a
-// condition, with a generous limit. What did not happen is asserted after
-// something that did.
+// Scripts are those of github.com/rogpeppe/go-internal/testscript, with the commands that the function
+// commands lists. A command that waits does so for a condition, with a generous limit. To check that
+// something did not happen, a script first waits for something that did.
 package scenario
 
 import (
@@ -29,16 +26,15 @@ import (
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	// Scripts wait far more than they compute, so more of them than processors
-	// can play at once.
+	// Scripts mostly wait, so more of them than processors can run at once.
 	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
 		_ = parallel.Value.Set("6")
 	}
 	m.Run()
 }
 
-// timed ends the names of scripts in which the program must use up no deadline. They
-// play one after another, before all others.
+// timed ends the names of scripts in which the program must not run into a deadline. They run one after
+// another, before all others.
 const timed = "-in-time.txt"
 
 func TestScripts(t *testing.T) {
@@ -74,8 +70,8 @@ func TestScripts(t *testing.T) {
 	t.Run("together", func(t *testing.T) { play(t, others...) })
 }
 
-// TestScriptsSayWhatTheyHold keeps names and first lines to their form, and
-// every invariant that a script can hold under one.
+// TestScriptsSayWhatTheyHold checks the form of names and first lines, and that every invariant that a
+// script can check has one.
 func TestScriptsSayWhatTheyHold(t *testing.T) {
 	missing := map[string]bool{"1": true, "2": true, "3": true, "4": true, "5": true, "6": true, "7": true, "8": true, "9": true, "10": true}
 	form := regexp.MustCompile(`^(?:invariant-(\d+)|peer-b\d+|kubelet|case|cli|cluster|status|metrics)-[a-z0-9-]+\.txt$`)

@@ -16,11 +16,11 @@ import (
 	"github.com/virgate/virgate/test/program"
 )
 
-// patience is how long a condition may take to come true. A script that is
-// right never waits that long, on the slowest machine neither.
+// patience is how long a condition may take to come true. A correct script never waits that long, even on
+// the slowest machine.
 const patience = program.Patience
 
-// stage is what one script plays on.
+// stage is what one script runs on.
 type stage struct {
 	site
 	// home has the script's sockets and its profile.
@@ -29,15 +29,14 @@ type stage struct {
 	api *apiServer
 	// kubelet is nil before the script starts it.
 	kubelet *kubelettest.Kubelet
-	// programs are those started last under each name, all those ever started.
+	// programs are the last started ones of each name, all is every one ever started.
 	programs map[string]*process
 	all      []*process
-	// hasProfile says that the script has put a profile into place.
+	// hasProfile is true if the script has put a profile into place.
 	hasProfile bool
-	// gpus are the GPUs of the node that was started last, as they are at the
-	// start.
+	// gpus are the GPUs of the last started node, as they are at the start.
 	gpus []sharing.GPU
-	// held are the devices of each pod when the script first asked.
+	// held are the devices of each pod at the script's first question about them.
 	held map[string][]string
 	// marked is the kubelet's state at the last mark.
 	marked *simkubelet.Snapshot
@@ -45,8 +44,7 @@ type stage struct {
 
 type stageKey struct{}
 
-// promptEnd takes back the second that a program with the race detector sleeps
-// before it exits.
+// promptEnd removes the second that a program with the race detector sleeps before it exits.
 const promptEnd = "GORACE=atexit_sleep_ms=0"
 
 // setStage prepares a script.
@@ -78,7 +76,7 @@ func (s *stage) podResources() string { return filepath.Join(s.home, "pr.sock") 
 // profile is the path of the profile that the script replaces.
 func (s *stage) profile() string { return filepath.Join(s.home, "profile.yaml") }
 
-// end stops everything and judges what went on behind the script's back.
+// end stops everything and checks what the script itself does not.
 func (s *stage) end(t testscript.T) {
 	var wrong []string
 	for _, p := range s.all {
@@ -119,8 +117,8 @@ type site struct {
 	// dir is for everything that the scripts make. Its path is short: that of a
 	// unix socket has 107 bytes at most.
 	dir string
-	// binary is the program. It is alone with the demo in its folder, which scripts have in
-	// their PATH.
+	// binary is the program. Its folder, which is in the scripts' PATH, contains only it and the
+	// demo.
 	binary string
 }
 
@@ -185,7 +183,7 @@ func (c *call) replaceProfile() error {
 	return c.putProfile(c.take())
 }
 
-// putProfile replaces the profile as a whole, as careful editors do.
+// putProfile replaces the whole profile, as careful editors do.
 func (c *call) putProfile(file string) error {
 	data := c.script.ReadFile(file)
 	next := c.profile() + ".new"

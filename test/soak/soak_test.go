@@ -24,7 +24,7 @@ const (
 	// This schedule has nearly every kind of operation.
 	shortSeed       = 80
 	shortOperations = 150
-	// longest is the average time for one operation on a busy machine.
+	// longest is the most time that one operation takes on average on a busy machine.
 	longest = 4 * time.Second
 )
 

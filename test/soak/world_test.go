@@ -53,10 +53,10 @@ type world struct {
 	// scripts are functions that end the driver's faults.
 	scripts []func()
 	// missed are the GPUs that may have had a fatal error and were not seen in
-	// use since, with whether a reset of theirs may go unseen.
+	// use since. The value is true if their reset may go unseen.
 	missed map[int]bool
-	// mayMiss says that a reset may not count at any time: the program gives up all handles when the
-	// GPUs cannot be listed, and hears of an error late when the wait for events is slow.
+	// mayMiss is true if a reset may not count at any time: the program gives up all handles when the
+	// GPUs cannot be listed, and learns of an error late when the wait for events is slow.
 	mayMiss bool
 	// settled is the result of the last settle.
 	settled *restCheck

@@ -22,7 +22,7 @@ func document(replicas string) string {
 }
 
 // Invariants 1, 2 and 3 with the whole program between a profile in a file, a simulated driver and the
-// kubelet. Without the copy of health to every device in step.unit, a fault does not withdraw its GPU; a
+// kubelet. Without the copy of health to every device, a fault does not withdraw its GPU; a
 // loop that planned without a profile would empty the node.
 func TestProfileFile(t *testing.T) {
 	b := newBench(t, topologymanager.PolicyNone)

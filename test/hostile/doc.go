@@ -1,8 +1,7 @@
-// Package hostile tests the whole program against what a node and its other programs may do to it:
-// full disks, a kubelet.sock of another program, floods of calls, and the same event a thousand
-// times. Each test states what is bounded and what is still answered;
-// docs/explanation/reliability.md has the figures.
+// Package hostile tests the whole program against what a node and its other programs may do to it: full
+// disks, another program's kubelet.sock, floods of calls, and the same event a thousand times. Each test
+// states what is bounded and what still works; docs/explanation/reliability.md has the figures.
 //
-// What a single parser must withstand is tested beside that parser, as a fuzz test. What the
-// program decides when everything happens at once is in test/soak.
+// Fuzz tests beside each parser test what that parser must withstand. test/soak tests the program's
+// decisions when everything happens at once.
 package hostile

@@ -18,8 +18,7 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// intruder is a client on the plugin's own socket that is not the kubelet. Only
-// root can be one.
+// intruder is a client on the plugin's own socket that is not the kubelet. That requires root.
 func intruder(t *testing.T, p *program) api.DevicePluginClient {
 	t.Helper()
 	path := filepath.Join(p.dir, p.kubelet.Snapshot().Resources[gpu].Socket)
@@ -34,7 +33,7 @@ func intruder(t *testing.T, p *program) api.DevicePluginClient {
 	return api.NewDevicePluginClient(connection)
 }
 
-// peak looks at the heap until stopped, and returns the most that it had.
+// peak samples the heap until stop is called, which returns the maximum.
 func peak() (stop func() uint64) {
 	var most atomic.Uint64
 	done := make(chan struct{})
@@ -58,9 +57,9 @@ func peak() (stop func() uint64) {
 	}
 }
 
-// TestFloodOfCalls checks that ten thousand Allocates at a time, from ten
-// connections, are each answered or given up by the client, take a bounded
-// memory, and that the kubelet is answered meanwhile and keeps its stream.
+// TestFloodOfCalls checks that ten thousand Allocates at a time, from ten connections, are each answered or
+// given up by the client and take bounded memory, and that the kubelet meanwhile gets its answers and keeps
+// its stream.
 func TestFloodOfCalls(t *testing.T) {
 	long(t)
 	p := start(t, options{profile: replicas(20)})
@@ -93,7 +92,7 @@ func TestFloodOfCalls(t *testing.T) {
 	if r := p.kubelet.Snapshot().Resources[gpu]; r.Registrations != registered || r.Streams != 1 {
 		t.Errorf("the kubelet lost its stream: %d registrations, %d streams", r.Registrations, r.Streams)
 	}
-	// The clients' goroutines, up to ten thousand, are counted too.
+	// This includes the clients' goroutines, up to ten thousand.
 	if most := stop(); most > before+256<<20 {
 		t.Errorf("%d MiB more than before", (most-before)>>20)
 	}
@@ -117,8 +116,8 @@ func (p *program) admit(name string) {
 	}
 }
 
-// TestFloodOfBytes checks that the longest requests that gRPC takes, as dense as
-// they can be, from as many connections as there may be, take a bounded memory.
+// TestFloodOfBytes checks that the longest requests that gRPC accepts, as dense as possible, from as many
+// connections as allowed, take bounded memory.
 func TestFloodOfBytes(t *testing.T) {
 	long(t)
 	p := start(t, options{profile: replicas(20)})
@@ -149,16 +148,16 @@ func TestFloodOfBytes(t *testing.T) {
 	calls.Wait()
 	most := stop()
 	t.Logf("%d MiB at the most, %d MiB before", most>>20, before>>20)
-	// Each call has 4 MB, up to three times: in the client, on the way, and in the server. Go's
-	// collector lets as much garbage gather as is alive.
+	// Each call has 4 MB, up to three times: in the client, on the way, and in the server. Go's collector
+	// lets as much garbage accumulate as is live.
 	if most > before+uint64(perClient)*512<<20 {
 		t.Errorf("%d MiB more than before", (most-before)>>20)
 	}
 	p.shows(gpu, 40)
 }
 
-// TestSecondStream checks that one who opens streams beside the kubelet's is sent
-// away, and that the kubelet has its devices again.
+// TestSecondStream checks that a client which opens streams beside the kubelet's is disconnected, and that
+// the kubelet has its devices again.
 func TestSecondStream(t *testing.T) {
 	t.Parallel()
 	p := start(t, options{profile: replicas(2)})
@@ -167,7 +166,7 @@ func TestSecondStream(t *testing.T) {
 	client := intruder(t, p)
 	ended := make(chan struct{})
 	for range 50 {
-		stream, err := client.ListAndWatch(p.ctx, &api.Empty{}) // With an error it has ended.
+		stream, err := client.ListAndWatch(p.ctx, &api.Empty{}) // An error means that it has ended.
 		go func() {
 			for err == nil {
 				_, err = stream.Recv()
@@ -188,8 +187,8 @@ func TestSecondStream(t *testing.T) {
 	})
 }
 
-// TestLingeringConnections checks that a kubelet which comes back is let in although
-// all connections that the socket may have are open still.
+// TestLingeringConnections checks that a kubelet which comes back is let in although the socket still has
+// all the connections that it allows.
 func TestLingeringConnections(t *testing.T) {
 	t.Parallel()
 	for name, linger := range map[string]func(*grpc.ClientConn) error{
@@ -197,7 +196,7 @@ func TestLingeringConnections(t *testing.T) {
 			_, err := api.NewDevicePluginClient(c).GetDevicePluginOptions(t.Context(), &api.Empty{})
 			return err
 		},
-		"in the middle of a call": func(c *grpc.ClientConn) error { // Its request never comes.
+		"in the middle of a call": func(c *grpc.ClientConn) error { // Its request never arrives.
 			_, err := c.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, api.DevicePlugin_Allocate_FullMethodName)
 			return err
 		},
@@ -215,7 +214,7 @@ func TestLingeringConnections(t *testing.T) {
 				t.Cleanup(func() { _ = connection.Close() })
 				go func() { lingering <- linger(connection) }()
 			}
-			for range 3 { // The fourth waits until the kubelet's own has gone.
+			for range 3 { // The fourth waits until the kubelet's own connection is closed.
 				if err := <-lingering; err != nil {
 					t.Fatal(err)
 				}

@@ -19,13 +19,12 @@ import (
 	"unicode"
 )
 
-// manifest is a ConfigMap with the one document, as it is written by hand.
+// manifest returns a handwritten ConfigMap with the one document.
 func manifest(document string) string {
 	return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: profiles}\ndata:\n  a: |\n    " + strings.ReplaceAll(strings.TrimSpace(document), "\n", "\n    ") + "\n"
 }
 
-// aliases is a document of a mebibyte in which each line has the one before nine
-// times.
+// aliases returns a document of a mebibyte in which each line contains the previous one nine times.
 func aliases() string {
 	var b strings.Builder
 	b.WriteString("l0: &l0 [x]\n")
@@ -35,7 +34,7 @@ func aliases() string {
 	return b.String()
 }
 
-// resources is a document that shares so many resources.
+// resources returns a document that shares this many resources.
 func resources(count int, name func(int) string) string {
 	var b strings.Builder
 	b.WriteString("version: v1\nsharing:\n  timeSlicing:\n    resources:\n")
@@ -45,7 +44,7 @@ func resources(count int, name func(int) string) string {
 	return b.String()
 }
 
-// names is a document that names so many models which the node does not have.
+// names returns a document with this many models that the node does not have.
 func names(count int) string {
 	var b strings.Builder
 	b.WriteString("version: v1\nresources:\n  gpus:\n")
@@ -55,14 +54,14 @@ func names(count int) string {
 	return b.String()
 }
 
-// TestHostileProfiles checks that a profile made to cost much, or to look like
-// something else, is refused or served, that the node is served meanwhile, and that the log, the page and the status stay
-// short and plain.
+// TestHostileProfiles checks that a profile made to be expensive, or to look like something else, is
+// refused or served. Meanwhile the node is served, and the log, the page and the status stay short and
+// plain.
 func TestHostileProfiles(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name, profile string
-		// state is what the profile comes to.
+		// state is the expected state of the profile.
 		state string
 	}{
 		{"a mebibyte of nested aliases", aliases(), "rejected"},
@@ -113,7 +112,7 @@ func TestHostileProfiles(t *testing.T) {
 	}
 }
 
-// disk mounts a file system of 128 KiB, or skips the test where it may not.
+// disk mounts a file system of 128 KiB, or skips the test where that is not allowed.
 func disk(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -124,7 +123,7 @@ func disk(t *testing.T) string {
 	return dir
 }
 
-// fill leaves no room.
+// fill fills the disk.
 func fill(t *testing.T, dir string) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(dir, "filler"))
@@ -148,9 +147,8 @@ func remount(t *testing.T, dir string, flags uintptr) {
 	}
 }
 
-// TestDiskThatTakesNothing checks that the node is served, and says what it lacks,
-// while the disk with the state file and the CDI specs takes nothing, and that all
-// is as it should be when it does again.
+// TestDiskThatTakesNothing checks that the node is served, and reports what it lacks, while the disk with
+// the state file and the CDI specs is full, and that all is well when the disk has room again.
 func TestDiskThatTakesNothing(t *testing.T) {
 	t.Parallel()
 	const byCDI = "flags: {plugin: {deviceListStrategy: cdi-annotations}}\n"
@@ -179,7 +177,7 @@ func TestDiskThatTakesNothing(t *testing.T) {
 			p.shows(gpu, 6)
 			p.says("/metrics", "virgate_state_last_write_successful 0\n")
 			p.says("/api/v1/status", test.complaint)
-			// Of a GPU that comes now no runtime finds the entry; the others serve.
+			// No runtime finds the entry of a GPU added now; the others serve.
 			if _, err := p.node.Add("h100"); err != nil {
 				t.Fatal(err)
 			}
@@ -200,14 +198,14 @@ func TestDiskThatTakesNothing(t *testing.T) {
 	}
 }
 
-// frame is one of HTTP/2 (RFC 9113, section 4.1).
+// frame returns an HTTP/2 frame (RFC 9113, section 4.1).
 func frame(kind, flags byte, stream uint32, payload []byte) []byte {
 	head := binary.BigEndian.AppendUint32(nil, uint32(len(payload))<<8|uint32(kind))
 	head = append(head, flags)
 	return append(binary.BigEndian.AppendUint32(head, stream), payload...)
 }
 
-// field is a header field with a name of its own (RFC 7541, section 6.2.2).
+// field returns a header field with a literal name (RFC 7541, section 6.2.2).
 func field(name, value string) []byte {
 	text := append([]byte{0, byte(len(name))}, name...)
 	return append(append(text, byte(len(value))), value...)
@@ -222,7 +220,7 @@ const (
 	endHeaders, endStream = 4, 1
 )
 
-// call is the header block of a call of the plugin's API, but for authority.
+// call returns the header block of a call of the plugin's API, without authority.
 func call(method string, more ...[]byte) []byte {
 	block := []byte{0x83, 0x86} // POST, http.
 	block = append(block, field(":path", "/v1beta1.DevicePlugin/"+method)...)
@@ -233,8 +231,7 @@ func call(method string, more ...[]byte) []byte {
 	return append(block, field("te", "trailers")...)
 }
 
-// answersOn says that headers come on the stream before the connection ends or
-// the time is over.
+// answersOn reports whether headers arrive on the stream before the connection ends or the time is over.
 func answersOn(connection net.Conn, stream uint32, patience time.Duration) bool {
 	_ = connection.SetReadDeadline(time.Now().Add(patience))
 	head := make([]byte, 9)
@@ -252,8 +249,8 @@ func answersOn(connection net.Conn, stream uint32, patience time.Duration) bool 
 	}
 }
 
-// TestFrames checks that frames which no gRPC client sends end the connection that
-// they come on, or are ignored, and that the kubelet is served as before.
+// TestFrames checks that frames which no gRPC client sends end their connection, or are ignored, and that
+// the kubelet is served as before.
 func TestFrames(t *testing.T) {
 	t.Parallel()
 	greeting := append([]byte(preface), frame(settings, 0, 0, nil)...)
@@ -265,7 +262,7 @@ func TestFrames(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		sent []byte
-		// answered says that there must be an answer.
+		// answered is true if there must be an answer.
 		answered bool
 	}{
 		{name: "as a client does", sent: append(frame(headers, endHeaders, 1, call("GetDevicePluginOptions", authority)), frame(data, endStream, 1, make([]byte, 5))...), answered: true},
@@ -297,7 +294,7 @@ func TestFrames(t *testing.T) {
 			connection := dial(t, "unix", filepath.Join(p.dir, before.Socket))
 			_ = connection.SetWriteDeadline(time.Now().Add(5 * time.Second))
 			_, _ = connection.Write(append(append([]byte{}, greeting...), test.sent...)) // It may be closed before the end.
-			// What is not answered ends the connection, or is waited for in vain.
+			// Without an answer, the connection ends or nothing arrives in time.
 			wait := 200 * time.Millisecond
 			if test.answered {
 				wait = patience
@@ -324,7 +321,7 @@ func dial(t *testing.T, network, address string) net.Conn {
 	return connection
 }
 
-// isClosed says that the other side closes the connection.
+// isClosed reports whether the other side closes the connection.
 func isClosed(connection net.Conn) bool {
 	_ = connection.SetReadDeadline(time.Now().Add(patience))
 	buffer := make([]byte, 512)
@@ -335,7 +332,7 @@ func isClosed(connection net.Conn) bool {
 	}
 }
 
-// heap is what the process has in use, in bytes.
+// heap returns the bytes that the process has in use.
 func heap() uint64 {
 	runtime.GC()
 	var memory runtime.MemStats
@@ -343,9 +340,8 @@ func heap() uint64 {
 	return memory.HeapAlloc + memory.StackInuse
 }
 
-// TestSlowClients checks that clients which begin a request and never end it are
-// bounded, and that others are answered meanwhile. It runs alone, because it measures the
-// memory of the whole process.
+// TestSlowClients checks that clients which begin a request and never end it are limited, and that others
+// are answered meanwhile. It runs alone, because it measures the memory of the whole process.
 func TestSlowClients(t *testing.T) {
 	p := start(t, options{profile: replicas(2)})
 	p.shows(gpu, 4)
@@ -366,7 +362,7 @@ func TestSlowClients(t *testing.T) {
 			t.Errorf("slow client %d of 1500 is still waited for", i)
 		}
 	}
-	// Of those that are left each costs a goroutine and its buffers.
+	// Each remaining client costs a goroutine and its buffers.
 	if after := heap(); after > before+32<<20 {
 		t.Errorf("%d MiB more than before", (after-before)>>20)
 	}
@@ -375,8 +371,7 @@ func TestSlowClients(t *testing.T) {
 	}
 }
 
-// TestHugeRequests checks that headers and addresses have a bound, and bodies are
-// not read.
+// TestHugeRequests checks that headers and addresses have a limit, and that bodies are not read.
 func TestHugeRequests(t *testing.T) {
 	p := start(t, options{profile: replicas(2)})
 	p.shows(gpu, 4)
@@ -393,7 +388,7 @@ func TestHugeRequests(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			connection := dial(t, "tcp", p.address())
-			go func() { _, _ = connection.Write([]byte(test.request)) }() // It may not be read to its end.
+			go func() { _, _ = connection.Write([]byte(test.request)) }() // The server may not read it to its end.
 			_ = connection.SetReadDeadline(time.Now().Add(patience))
 			answer, err := http.ReadResponse(bufio.NewReader(connection), nil)
 			if err != nil {

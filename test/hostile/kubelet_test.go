@@ -18,16 +18,16 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// TestPeerThatIsNoKubelet has something else listen on kubelet.sock. The program
-// goes on trying, at a bounded cost and with a bounded log, says that it is not
-// ready, and registers when a kubelet is there.
+// TestPeerThatIsNoKubelet has something other than a kubelet listen on kubelet.sock. The program keeps
+// trying, at bounded cost and with a bounded log, reports that it is not ready, and registers once a
+// kubelet listens.
 func TestPeerThatIsNoKubelet(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name string
-		// serve has one connection.
+		// serve handles one connection.
 		serve func(net.Conn)
-		// tries is how often the program is to come before a kubelet takes over.
+		// tries is how often the program must come before a kubelet takes over.
 		tries int64
 	}{
 		{"closes at once", func(c net.Conn) {}, 4},
@@ -35,7 +35,7 @@ func TestPeerThatIsNoKubelet(t *testing.T) {
 		{"talks nonsense", func(c net.Conn) { _, _ = io.WriteString(c, "HTTP/1.1 400 Bad Request\r\n\r\n<html>\x1b[2J") }, 4},
 		{"does not end", func(c net.Conn) { _, _ = io.Copy(c, rand.Reader) }, 4},
 		{"does not end its greeting", func(c net.Conn) {
-			// An HTTP/2 frame that says it has 16 MiB of settings, and has them.
+			// An HTTP/2 frame with 16 MiB of settings.
 			_, _ = c.Write([]byte{0xff, 0xff, 0xff, 4, 0, 0, 0, 0, 0})
 			_, _ = io.Copy(c, rand.Reader)
 		}, 2},
@@ -66,8 +66,8 @@ func TestPeerThatIsNoKubelet(t *testing.T) {
 	}
 }
 
-// survives waits until so, holds what the program is while its kubelet is none,
-// and lets a kubelet take over.
+// survives waits until so is true, checks the program while it has no kubelet, and lets a kubelet take
+// over.
 func (p *program) survives(so func() bool) {
 	p.t.Helper()
 	await.Until(p.t, "the program to come again", func() error {
@@ -91,8 +91,7 @@ func (p *program) survives(so func() bool) {
 	p.shows(gpu, 4)
 }
 
-// TestPeerThatAnswersNonsense is a gRPC server that answers Register in its own
-// way.
+// TestPeerThatAnswersNonsense runs gRPC servers that answer Register wrongly.
 func TestPeerThatAnswersNonsense(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {

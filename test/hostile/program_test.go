@@ -33,8 +33,8 @@ import (
 
 const gpu = "nvidia.com/gpu"
 
-// timing has the waits of the protocol short enough for many repetitions. A slow
-// machine is no kubelet that has lost the stream; noKubelet is about one that has.
+// timing shortens the protocol's waits for many repetitions. A slow machine must not look like a kubelet
+// that has lost the stream; only noKubelet tests that.
 func (o options) timing() plugin.Timing {
 	timing := plugin.Timing{RemovalDelay: 40 * time.Millisecond, StopAfter: 20 * time.Millisecond, ListInterval: time.Millisecond}
 	if !o.noKubelet {
@@ -43,7 +43,7 @@ func (o options) timing() plugin.Timing {
 	return timing
 }
 
-// options say how a program differs from the usual one.
+// options are the differences from the default program.
 type options struct {
 	// stateDir and cdiDir are where it writes; below its own folder when empty.
 	stateDir, cdiDir string
@@ -65,8 +65,8 @@ type program struct {
 	log     *logBuffer
 }
 
-// logBuffer is the beginning of the log, for any goroutine. It has all its room
-// from the start, so that a log does not look like a leak.
+// logBuffer is the beginning of the log, for any goroutine. It allocates all its room at the start, so that
+// a log does not look like a leak.
 type logBuffer struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -140,8 +140,8 @@ func start(t *testing.T, o options) *program {
 	return p
 }
 
-// goroutines is how many this program has, by the label that each goroutine has
-// from the one that started it: other tests run beside this one.
+// goroutines counts this program's goroutines by the label that each inherits from the one that started it:
+// other tests run at the same time.
 func (p *program) goroutines() (total int) {
 	p.t.Helper()
 	var profile strings.Builder
@@ -177,7 +177,7 @@ func (p *program) daemon(o options, resources string) daemon.Options {
 
 func (p *program) profile() string { return filepath.Join(p.dir, "profile.yaml") }
 
-// write makes text the profile, by a rename as a mounted ConfigMap does.
+// write replaces the profile by a rename, as a mounted ConfigMap does.
 func (p *program) write(text string) {
 	p.t.Helper()
 	if err := os.WriteFile(p.profile()+".new", []byte(text), 0o600); err != nil {
@@ -192,11 +192,10 @@ func (p *program) write(text string) {
 	}
 }
 
-// patience is how long the program may take for anything on a machine with much
-// else to do.
+// patience is how long the program may take for anything on a busy machine.
 const patience = await.Patience
 
-// shows waits until the kubelet could give exactly so many of the resource.
+// shows waits until the kubelet can grant exactly this many of the resource.
 func (p *program) shows(resource string, allocatable int) {
 	p.t.Helper()
 	p.await(func(s simkubelet.Snapshot) bool {
@@ -214,7 +213,7 @@ func (p *program) await(so func(simkubelet.Snapshot) bool) {
 	}
 }
 
-// address is where HTTP is served.
+// address returns the HTTP address.
 func (p *program) address() string {
 	p.t.Helper()
 	form := regexp.MustCompile(`msg="http listens" address=(\S+)`)
@@ -228,7 +227,7 @@ func (p *program) address() string {
 	return found[1]
 }
 
-// get is the answer to a request of a client that does as it should.
+// get returns the answer to a well-behaved client's request.
 func (p *program) get(path string) string {
 	p.t.Helper()
 	client := &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
@@ -255,14 +254,13 @@ func (p *program) says(path, text string) {
 	})
 }
 
-// replicas is a profile with so many shares of each GPU.
+// replicas is a profile with this many shares of each GPU.
 func replicas(n int) string {
 	return fmt.Sprintf("version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}\n", n)
 }
 
-// repetitions is how often a leak test does its thing after warming up. With
-// LEAKS=1000 in the environment it takes minutes, and is the run whose figures
-// docs/explanation/reliability.md has.
+// repetitions is how often a leak test repeats its step after warming up. LEAKS=1000 in the environment
+// takes minutes; docs/explanation/reliability.md has the figures of that run.
 func repetitions(t *testing.T) int {
 	t.Helper()
 	text := os.Getenv("LEAKS")
@@ -276,8 +274,8 @@ func repetitions(t *testing.T) int {
 	return n
 }
 
-// long leaves a test out of `make test`, which must not take minutes and must not
-// depend on what else the machine does. `make test-race` plays it.
+// long skips a test in `make test`, which must not take minutes nor depend on the machine's load. `make
+// test-race` runs it.
 func long(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
@@ -285,7 +283,7 @@ func long(t *testing.T) {
 	}
 }
 
-// processUsage is what this process has: program, node, kubelet and test.
+// processUsage is what this process uses: program, node, kubelet and test.
 type processUsage struct{ goroutines, descriptors, heap float64 }
 
 func measure(t *testing.T) processUsage {
@@ -294,7 +292,7 @@ func measure(t *testing.T) processUsage {
 	if err != nil {
 		t.Skipf("descriptors cannot be counted here: %v", err)
 	}
-	// Twice, for what a finalizer lets go of.
+	// Twice, because finalizers release objects.
 	runtime.GC()
 	runtime.GC()
 	var memory runtime.MemStats
@@ -302,9 +300,9 @@ func measure(t *testing.T) processUsage {
 	return processUsage{float64(runtime.NumGoroutine()), float64(len(descriptors)), float64(memory.HeapAlloc)}
 }
 
-// flat repeats the step and checks that nothing grows with it. A leak grows in every
-// series of repetitions; what fills up once, as pools and buffers do, or is under way
-// in the moment of a measurement, does not: each kind must be flat in one of the series.
+// flat repeats the step and checks that nothing grows with it. A leak grows in every series of repetitions.
+// What fills up once, such as pools and buffers, or is under way during a measurement does not: each kind
+// must be flat in one of the series.
 func flat(t *testing.T, step func(n int)) {
 	t.Helper()
 	const warmUp, parts, mostSeries = 20, 10, 5
@@ -316,8 +314,8 @@ func flat(t *testing.T, step func(n int)) {
 	kinds := []struct {
 		name string
 		of   func(processUsage) float64
-		// most is what a repetition may add: less than one thing in three, and less
-		// memory than any goroutine or connection has.
+		// most is what a repetition may add: less than one thing in three, and less memory than any
+		// goroutine or connection takes.
 		most float64
 	}{
 		{"goroutines", func(u processUsage) float64 { return u.goroutines }, 0.3},
@@ -352,8 +350,8 @@ func flat(t *testing.T, step func(n int)) {
 	}
 }
 
-// slope is the median of the slopes between any two of the values, by Theil and Sen,
-// which a moment of noise does not move.
+// slope is the median of the slopes between any two values (Theil and Sen), which is robust to a moment of
+// noise.
 func slope(values []float64) float64 {
 	var slopes []float64
 	for i := range values {
@@ -365,8 +363,8 @@ func slope(values []float64) float64 {
 	return slopes[len(slopes)/2]
 }
 
-// TestProfileSwitchesLeakNothing goes round five profiles: fewer and more
-// replicas, a name that comes and goes, another policy, and one that is refused.
+// TestProfileSwitchesLeakNothing switches among five profiles: fewer and more replicas, a name that comes
+// and goes, another policy, and an invalid one.
 func TestProfileSwitchesLeakNothing(t *testing.T) {
 	long(t)
 	p := start(t, options{profile: replicas(2)})
@@ -388,7 +386,7 @@ func TestProfileSwitchesLeakNothing(t *testing.T) {
 	})
 }
 
-// TestKubeletRestartsLeakNothing has the kubelet wipe the sockets each time.
+// TestKubeletRestartsLeakNothing has the kubelet remove the sockets each time.
 func TestKubeletRestartsLeakNothing(t *testing.T) {
 	long(t)
 	p := start(t, options{profile: replicas(4)})

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/selection"
 )
 
-// TestNodesOfTheDaemonSet checks on which nodes the chart runs, by labels that other programs
-// write, and that its notes name those labels as kubectl -l takes them.
+// TestNodesOfTheDaemonSet checks on which nodes the chart runs, by labels that other programs write, and
+// that its notes name those labels in the form of kubectl -l.
 func TestNodesOfTheDaemonSet(t *testing.T) {
 	const noGPU, value = "kubernetes.io/hostname=a,feature.node.kubernetes.io/pci-0200_15b3.present=true", "feature.node.kubernetes.io/"
 	for _, test := range []struct {
@@ -69,7 +69,7 @@ func TestNodesOfTheDaemonSet(t *testing.T) {
 	}
 }
 
-// runsOn is whether the scheduler may put the pod on a node with the labels.
+// runsOn reports whether the scheduler may put the pod on a node with the labels.
 func runsOn(t *testing.T, pod corev1.PodSpec, node labels.Set) bool {
 	t.Helper()
 	if !labels.SelectorFromSet(pod.NodeSelector).Matches(node) {

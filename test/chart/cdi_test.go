@@ -9,10 +9,9 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
 
-// TestSpecsKeepToTheSchema validates the specs that internal/cdi writes by the Container
-// Device Interface's own schema: schema/schema.json and schema/defs.json of
-// tags.cncf.io/container-device-interface v0.7.2 (Apache-2.0). It stands here because Helm
-// brings the library that reads JSON Schema.
+// TestSpecsKeepToTheSchema validates the specs that internal/cdi writes by the Container Device Interface's
+// own schema: schema/schema.json and schema/defs.json of tags.cncf.io/container-device-interface v0.7.2
+// (Apache-2.0). The test is in this module because Helm brings the library that reads JSON Schema.
 func TestSpecsKeepToTheSchema(t *testing.T) {
 	schema, err := jsonschema.NewCompiler().Compile("testdata/cdi/schema.json")
 	if err != nil {

@@ -31,13 +31,13 @@ func load(t *testing.T) *chart.Chart {
 	return loaded
 }
 
-// render is what `helm install virgate --namespace gpu` would send, at once and by hooks, and its notes.
+// render returns what `helm install virgate --namespace gpu` would create, hooks included, and its notes.
 func render(t *testing.T, values map[string]any) (manifest, notes string, err error) {
 	t.Helper()
 	return renderInto(t, "gpu", values)
 }
 
-// manifestOf is what an installation with the values, in YAML, makes.
+// manifestOf returns the manifest of an installation with the values, in YAML.
 func manifestOf(t *testing.T, text string) string {
 	t.Helper()
 	values, err := chartutil.ReadValues([]byte(text))
@@ -85,7 +85,7 @@ func read(t *testing.T, path string) map[string]any {
 	return values
 }
 
-// The policy names this release's service account, wherever it is installed.
+// The policy names this release's service account in any namespace.
 func TestOwnNodePolicy(t *testing.T) {
 	manifest, _, err := renderInto(t, "elsewhere", map[string]any{"fullnameOverride": "gpus", "dra": map[string]any{"enabled": true}})
 	if err != nil {
@@ -104,7 +104,7 @@ func TestOwnNodePolicy(t *testing.T) {
 	}
 }
 
-// Feature labels are allowed only where they are asked for, and where they go.
+// Feature labels are allowed only if they are enabled, and only in their configured place.
 func TestFeatureLabelsPolicy(t *testing.T) {
 	for _, test := range []struct {
 		values          string
@@ -129,8 +129,8 @@ func TestFeatureLabelsPolicy(t *testing.T) {
 	}
 }
 
-// Other programs are paused only where that is asked for, and what says so fits the shipped policy, which is judged by an API
-// server in test/kubernetes/api.
+// Other programs are paused only if that is enabled, and the list of their labels fits the shipped policy.
+// An API server in test/kubernetes/api applies that policy.
 func TestPauseClients(t *testing.T) {
 	const list = `name: pausedLabels
     expression: '["nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"]'`
@@ -154,7 +154,7 @@ func TestPauseClients(t *testing.T) {
 	}
 }
 
-// Containers get what a claim has by CDI specs only.
+// Containers get a claim's devices only by CDI specs.
 func TestDRANeedsCDISpecs(t *testing.T) {
 	if _, _, err := render(t, map[string]any{"dra": map[string]any{"enabled": true}, "cdi": map[string]any{"specs": false}}); err == nil || !strings.Contains(err.Error(), "cdi.specs is false") {
 		t.Errorf("without CDI specs: error %v", err)
@@ -194,7 +194,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// withoutLongText leaves out documents that repeat files of the chart, and the hook, which TestUninstallHook reads.
+// withoutLongText removes documents that repeat files of the chart, and the hook, which TestUninstallHook
+// reads.
 func withoutLongText(manifest string) string {
 	parts := strings.Split(manifest, "---\n")
 	parts = slices.DeleteFunc(parts, func(part string) bool {
@@ -214,8 +215,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// The chart's profiles and examples are the repository's, but for those that fit one
-// machine only.
+// The chart's profiles and examples are the repository's, except those that fit only one machine.
 func TestProfilesAreTheExamples(t *testing.T) {
 	shipped, err := filepath.Glob(filepath.Join(folder, "[pe]*/*.yaml"))
 	if err != nil || len(shipped) != len(profiles(t)) {
@@ -234,8 +234,7 @@ func TestProfilesAreTheExamples(t *testing.T) {
 	}
 }
 
-// defaultProfiles are those that a node can choose without config.examples. None of them needs
-// a right.
+// defaultProfiles are those that a node can choose without config.examples. None of them needs a right.
 func defaultProfiles(t *testing.T) map[string]string {
 	t.Helper()
 	all, few := profiles(t), map[string]string{}
@@ -248,7 +247,7 @@ func defaultProfiles(t *testing.T) map[string]string {
 // ofOneMachine is how a profile names a GPU of one machine: by UUID or PCI bus ID.
 var ofOneMachine = regexp.MustCompile(`(?:GPU|MIG)-[0-9a-f]{8}-|[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:`)
 
-// profiles are the examples that the chart ships, by the name that a node's label has.
+// profiles are the examples that the chart ships, by their name in a node's label.
 func profiles(t *testing.T) map[string]string {
 	t.Helper()
 	files, err := filepath.Glob("../../configs/examples/*.yaml")

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// withProfile are values that choose the profile, in YAML, beside others.
+// withProfile returns values, in YAML, that choose the profile beside others.
 func withProfile(t *testing.T, profile, others string) map[string]any {
 	t.Helper()
 	values, err := chartutil.ReadValues([]byte(others))
@@ -26,8 +26,8 @@ func withProfile(t *testing.T, profile, others string) map[string]any {
 	return values
 }
 
-// TestProfileNeedsAValue checks that a profile that needs something of the chart is refused with
-// the value's name until it is there.
+// TestProfileNeedsAValue checks that a profile that requires a value of the chart is refused, with the
+// value's name, until the value is set.
 func TestProfileNeedsAValue(t *testing.T) {
 	sharing := func(way, entry string) string {
 		return "sharing: {" + way + ": {resources: [{name: nvidia.com/gpu, replicas: 3, " + entry + "}]}}"
@@ -75,14 +75,14 @@ func TestProfileNeedsAValue(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// Nothing asks a simulated driver for rights.
+	// A simulated driver requires no rights.
 	if _, _, err := render(t, withProfile(t, "{mig: {manage: true}, flags: {plugin: {deviceListStrategy: cdi-cri}}}", "node: sim:dgx-a100")); err != nil {
 		t.Errorf("simulated: %v", err)
 	}
 }
 
-// TestChartsOwnProfiles has each of them as the default: what it needs, if anything, is one value
-// or two, and nothing else is wrong with it.
+// TestChartsOwnProfiles tries each of them as the default: it requires at most the values that the errors
+// name, and nothing else is wrong with it.
 func TestChartsOwnProfiles(t *testing.T) {
 	files, err := filepath.Glob(folder + "/[pe][rx]*s/*.yaml") // Of profiles and examples.
 	if err != nil || len(files) < 20 {
@@ -115,8 +115,8 @@ func TestChartsOwnProfiles(t *testing.T) {
 	}
 }
 
-// TestProfilesAreChecked checks what is found in profiles before they are installed, and that
-// all of it is said at once.
+// TestProfilesAreChecked checks what is found in profiles before they are installed, and that all problems
+// are reported at once.
 func TestProfilesAreChecked(t *testing.T) {
 	for profile, want := range map[string]string{
 		"[":             "config.map.p: error converting YAML to JSON",
@@ -136,7 +136,7 @@ func TestProfilesAreChecked(t *testing.T) {
 		"mig: {configs: {mine: [{device: all}]}}":     "config.map.p.mig.configs.mine[0].device: unknown key",
 		"health: {temperature: {limit: 9, hyst: 1}}":  "config.map.p.health.temperature.hyst: unknown key",
 	} {
-		// What a profile needs is not the point here.
+		// This test is not about what a profile requires.
 		if _, _, err := render(t, withProfile(t, profile, "{mps: {enabled: true}}")); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", profile, err, want)
 		}
@@ -149,7 +149,7 @@ func TestProfilesAreChecked(t *testing.T) {
 	}
 }
 
-// TestGoodProfilesPass has what the program takes in its own tests: the chart may not refuse it.
+// TestGoodProfilesPass checks that the chart accepts what the program accepts in its own tests.
 func TestGoodProfilesPass(t *testing.T) {
 	const all = `{mps: {enabled: true}, dra: {enabled: true}, mig: {manage: true, reset: true}, gpuSettings: {manage: true}, memoryGuard: {evict: true}, metrics: {perContainer: true}, driverMounts: {enabled: true}}`
 	files, err := filepath.Glob("../../configs/examples/*.yaml")
@@ -179,7 +179,7 @@ func TestGoodProfilesPass(t *testing.T) {
 	}
 }
 
-// TestKubernetesIsTooOld checks what needs which version, and the message.
+// TestKubernetesIsTooOld checks which feature requires which version, and the message.
 func TestKubernetesIsTooOld(t *testing.T) {
 	const dra, noPolicy = "dra: {enabled: true}", "admission: {ownNode: false}"
 	for _, test := range []struct {
@@ -206,7 +206,7 @@ func TestKubernetesIsTooOld(t *testing.T) {
 	}
 }
 
-// renderFor renders for a cluster of that version, which lacks an API.
+// renderFor renders for a cluster of that version without one API.
 func renderFor(t *testing.T, version, without, text string) error {
 	t.Helper()
 	values, err := chartutil.ReadValues([]byte(text))
@@ -232,8 +232,8 @@ func renderFor(t *testing.T, version, without, text string) error {
 	return err
 }
 
-// TestMergedListsHaveNothingTwice checks that what a user gives replaces what the chart has of the
-// same name, as server-side apply refuses a list that has a name twice.
+// TestMergedListsHaveNothingTwice checks that a user's list entry replaces the chart's entry of the same
+// name, because server-side apply refuses a list with a name twice.
 func TestMergedListsHaveNothingTwice(t *testing.T) {
 	const own = `{devicePlugin: {containers: {main: {env: [{name: NVIDIA_VISIBLE_DEVICES, value: "0,1"}, {name: MIG_STRATEGY, value: single}, {name: X, value: a}]}}}, migStrategy: none, standby: {enabled: true},
 podAnnotations: {kubectl.kubernetes.io/default-container: other, a: b},
@@ -280,8 +280,8 @@ metrics: {podMonitor: {enabled: true, labels: {app.kubernetes.io/version: mine, 
 	}
 }
 
-// TestManifestsHaveNoKeyTwice renders all of testdata: YAML with a key twice, and lists that
-// Kubernetes merges by a key which is there twice.
+// TestManifestsHaveNoKeyTwice renders all of testdata and checks that no key occurs twice: neither in YAML,
+// nor in lists that Kubernetes merges by a key.
 func TestManifestsHaveNoKeyTwice(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.values.yaml")
 	if err != nil {
@@ -292,7 +292,7 @@ func TestManifestsHaveNoKeyTwice(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, object := range decode(t, manifest) { // Which refuses a key that is there twice.
+		for _, object := range decode(t, manifest) { // decode refuses a key that occurs twice.
 			if twice := namesTwice(object); twice != "" {
 				t.Errorf("%s: %s", file, twice)
 			}
@@ -300,7 +300,7 @@ func TestManifestsHaveNoKeyTwice(t *testing.T) {
 	}
 }
 
-// namesTwice is what a DaemonSet has twice in a list that Kubernetes merges by a key.
+// namesTwice returns a name that a DaemonSet has twice in a list that Kubernetes merges by a key.
 func namesTwice(object runtime.Object) string {
 	set, ok := object.(*appsv1.DaemonSet)
 	if !ok {
@@ -334,7 +334,7 @@ func namesTwice(object runtime.Object) string {
 	return strings.TrimSpace(strings.Join(found, " "))
 }
 
-// TestEmptyText has --set NAME= for the values that are lists and mappings of Kubernetes'.
+// TestEmptyText uses --set NAME= for the values that are Kubernetes lists and mappings.
 func TestEmptyText(t *testing.T) {
 	for _, name := range []string{
 		"affinity", "nodeSelector", "tolerations", "resources", "podAnnotations", "podLabels", "podSecurityContext", "securityContext", "seLinuxOptions", "imagePullSecrets",

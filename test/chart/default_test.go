@@ -39,11 +39,11 @@ takes out of .Values. Left out is what goes to Kubernetes as it is, for which nu
 `
 )
 
-// mayBeNone are values for which null means none and not the default.
+// mayBeNone are values for which null means none instead of the default.
 var mayBeNone = []string{"affinity", "nodeSelector", "priorityClassName", "resources", "tolerations"}
 
-// TestDefaults checks that the chart's templates know the defaults of values.yaml. With -update
-// it writes the file in which they are.
+// TestDefaults checks that the chart's templates have the defaults of values.yaml. With -update it writes
+// their file.
 func TestDefaults(t *testing.T) {
 	values := read(t, folder+"/values.yaml")
 	for _, name := range mayBeNone {
@@ -69,7 +69,7 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestNullMeansTheDefault gives null for every value and every section of the chart.
+// TestNullMeansTheDefault sets every value and every section of the chart to null.
 func TestNullMeansTheDefault(t *testing.T) {
 	var sections []string
 	var visit func(prefix string, values map[string]any)
@@ -124,9 +124,9 @@ func TestNullMeansTheDefault(t *testing.T) {
 	}
 }
 
-// TestDefaultProfile checks that the chart's own default is for the chart's own
-// profiles: the program refuses one that a user's ConfigMap does not have, while
-// without any it looks for the only profile, as NVIDIA's does.
+// TestDefaultProfile checks that the chart's own default applies only to the chart's own profiles: the
+// program refuses a default that a user's ConfigMap lacks. Without a default it looks for the only profile,
+// as NVIDIA's plugin does.
 func TestDefaultProfile(t *testing.T) {
 	for _, test := range []struct{ name, values, want string }{
 		{"nothing said", "{}", "--default-config=exclusive"},
@@ -149,7 +149,7 @@ func TestDefaultProfile(t *testing.T) {
 	}
 }
 
-// TestSharePolicies checks of which resources, and how many of each, the policies speak.
+// TestSharePolicies checks which resources the policies limit, and to how many.
 func TestSharePolicies(t *testing.T) {
 	const on, slices2 = "admission: {oneSharePerContainer: true, sharesNeedNamespaceLabel: true}", "{timeSlicing: {renameByDefault: true, resources: [{name: gpu, replicas: 2}, {name: example.com/b, rename: c, replicas: 3}, {name: d, replicas: 1}]}}"
 	for _, test := range []struct{ name, values, want string }{

@@ -9,8 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// TestExamples checks that each manifest of deployments/examples is of
-// Kubernetes' types, and asks for GPUs in the form that Kubernetes reads.
+// TestExamples checks that each manifest of deployments/examples has Kubernetes' types, and requests GPUs
+// in the form that Kubernetes reads.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../../deployments/examples/*.yaml")
 	if err != nil || len(files) < 4 {
@@ -26,8 +26,7 @@ func TestExamples(t *testing.T) {
 				switch object := object.(type) {
 				case *corev1.ResourceQuota:
 					for name, amount := range object.Spec.Hard {
-						// A quota of a plain extended resource, or of its limits, the API
-						// server refuses.
+						// The API server refuses a quota of a plain extended resource, or of its limits.
 						if !strings.HasPrefix(string(name), "requests.nvidia.com/") || amount.MilliValue()%1000 != 0 {
 							t.Errorf("%s: %s", name, amount.String())
 						}

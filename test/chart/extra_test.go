@@ -14,7 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// podOf is the DaemonSet's pod with the values.
+// podOf returns the DaemonSet's pod for the values.
 func podOf(t *testing.T, values string) corev1.PodSpec {
 	t.Helper()
 	return daemonSet(t, decode(t, manifestOf(t, values))).Spec.Template.Spec
@@ -32,8 +32,8 @@ func refused(t *testing.T, values, want string) {
 	}
 }
 
-// TestKubeletRootDir checks what is below the kubelet's root directory, and what is not: the kubelet
-// has the path of device-plugins fixed (kubernetes, pkg/kubelet/cm/devicemanager/manager.go).
+// TestKubeletRootDir checks what is below the kubelet's root directory. The path of device-plugins is fixed
+// in the kubelet (kubernetes, pkg/kubelet/cm/devicemanager/manager.go).
 func TestKubeletRootDir(t *testing.T) {
 	const root = "/srv/kubelet"
 	for name, driver := range map[string]string{"false": "gpu.virgate.github.io", "true": "gpu.nvidia.com"} {
@@ -57,7 +57,7 @@ func TestKubeletRootDir(t *testing.T) {
 			for _, mount := range container.VolumeMounts {
 				mounts[mount.Name] = mount.MountPath
 			}
-			// The kubelet connects to the paths that the driver tells it. The others are the program's own affair.
+			// The kubelet connects to the paths that the driver reports. Only the program uses the others.
 			if mounts["dra"] != hosts["dra"] || mounts["plugins-registry"] != hosts["plugins-registry"] || mounts["pod-resources"] != "/var/lib/kubelet/pod-resources" {
 				t.Errorf("%s: mounts %q", container.Name, mounts)
 			}
@@ -98,11 +98,11 @@ func TestImage(t *testing.T) {
 	for _, theirs := range []string{"nvcr.io/nvidia/k8s-device-plugin", "nvidia/k8s-device-plugin", "mirror.example.com/nvidia/k8s-device-plugin"} {
 		refused(t, "image: {repository: "+theirs+"}", "image.repository: "+theirs+" is an image of NVIDIA's")
 	}
-	manifestOf(t, "image: {repository: example.com/k8s-device-plugin}") // Of Virgate, under the name that the GPU Operator asks for.
+	manifestOf(t, "image: {repository: example.com/k8s-device-plugin}") // An image of Virgate under the name that the GPU Operator requires.
 }
 
-// TestExtraVolumes checks that the container that serves has them, and that none takes the place
-// of one of the chart's.
+// TestExtraVolumes checks that the serving container has the extra volumes, and that none replaces one of
+// the chart's.
 func TestExtraVolumes(t *testing.T) {
 	pod := podOf(t, "{standby: {enabled: true}, extraVolumes: [{name: web, secret: {secretName: s}}], extraVolumeMounts: [{name: web, mountPath: /etc/web, readOnly: true}, {name: run, mountPath: /var/tmp}]}")
 	for _, container := range pod.Containers {
@@ -118,7 +118,7 @@ func TestExtraVolumes(t *testing.T) {
 	volumes, mounts := map[string]string{}, map[string]string{} // Each with a file that has it.
 	for _, file := range files {
 		if file == "testdata/disabled.values.yaml" {
-			continue // It has no DaemonSet, which is what it is for.
+			continue // It has no DaemonSet by design.
 		}
 		pod := daemonSet(t, decode(t, rendered(t, read(t, file)))).Spec.Template.Spec
 		for _, volume := range pod.Volumes {
@@ -157,7 +157,7 @@ func TestExtraVolumes(t *testing.T) {
 	refused(t, "extraVolumeMounts: [{name: run, mountPath: x}]", "mountPath")
 }
 
-// rendered is the manifest of the values.
+// rendered returns the manifest for the values.
 func rendered(t *testing.T, values map[string]any) string {
 	t.Helper()
 	manifest, _, err := render(t, values)
@@ -167,8 +167,8 @@ func rendered(t *testing.T, values map[string]any) string {
 	return manifest
 }
 
-// TestProbesOfAProtectedPort checks that the kubelet, which has no password, asks at another port
-// where the one of the metrics has TLS or a password, and that Prometheus is told.
+// TestProbesOfAProtectedPort checks that the kubelet, which has no password, probes another port if the
+// metrics' port has TLS or a password, and that Prometheus gets the right settings.
 func TestProbesOfAProtectedPort(t *testing.T) {
 	for values, want := range map[string][]string{
 		"{}": {"http"},
@@ -215,7 +215,7 @@ func TestProbesOfAProtectedPort(t *testing.T) {
 	refused(t, "metrics: {podMonitor: {scheme: ftp}}", "scheme")
 }
 
-// TestRollout checks that numbers and parts of the nodes can be given.
+// TestRollout checks that the rollout accepts numbers and percentages of nodes.
 func TestRollout(t *testing.T) {
 	for values, want := range map[string]string{
 		"{}": "10% 0",
@@ -239,7 +239,7 @@ func TestRollout(t *testing.T) {
 	}
 }
 
-// rulesOf are the alerts of the PrometheusRule with metrics.rules.
+// rulesOf returns the alerts of the PrometheusRule with metrics.rules.
 func rulesOf(t *testing.T, values string) map[string]monitoring.Rule {
 	t.Helper()
 	alerts := map[string]monitoring.Rule{}
@@ -265,8 +265,8 @@ func rulesOf(t *testing.T, values string) map[string]monitoring.Rule {
 	return alerts
 }
 
-// TestRulesOfValues checks that alerts can be left out, get other thresholds and another runbook,
-// and that nothing else changes.
+// TestRulesOfValues checks that values can remove alerts, change thresholds and set another runbook, and
+// that nothing else changes.
 func TestRulesOfValues(t *testing.T) {
 	before := rulesOf(t, "")
 	after := rulesOf(t, "disabled: [VirgateMPSDaemonDown, VirgateMPSDaemonRestarts, VirgateMPSUnanswered, VirgateGPUHot], runbookURL: 'https://w.example.com/x/'")
@@ -308,9 +308,10 @@ func TestRulesOfValues(t *testing.T) {
 	refused(t, "metrics: {rules: {thresholds: {VirgateGPUHot: hot}}}", "thresholds")
 }
 
-// TestDriverRootIsWatched: a container that has bound the driver root keeps it when another driver is mounted there, and
-// sees the other one in the folder that holds the root. That is mounted only where drivers come in containers: another one
-// may hold far more than the driver.
+// TestDriverRootIsWatched checks the mount of the folder that holds the driver root. A container that has
+// bound the driver root keeps it when another driver is mounted there, and sees the other one only in that
+// folder. The folder is mounted only where drivers come in containers: elsewhere it may hold far more than
+// the driver.
 func TestDriverRootIsWatched(t *testing.T) {
 	for values, want := range map[string]struct{ root, folder, watched string }{
 		"{}":                                     {root: "/"}, // DRA's CDI specs are made of it.

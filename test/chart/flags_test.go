@@ -39,7 +39,7 @@ func TestProgramHasTheFlags(t *testing.T) {
 	}
 	for _, file := range files {
 		if file == "testdata/disabled.values.yaml" {
-			continue // It has no DaemonSet, which is what it is for.
+			continue // It has no DaemonSet by design.
 		}
 		manifest, _, err := render(t, read(t, file))
 		if err != nil {

@@ -31,7 +31,7 @@ import (
 	"k8s.io/cli-runtime/pkg/resource"
 )
 
-// hookOf are the objects that Helm makes before it uninstalls, in the order in which it makes them, and the Job's pod.
+// hookOf returns the objects that Helm creates before it uninstalls, in their order, and the Job's pod.
 func hookOf(t *testing.T, values string) (objects []string, pod corev1.PodTemplateSpec) {
 	t.Helper()
 	for _, object := range decode(t, manifestOf(t, values)) {
@@ -52,8 +52,8 @@ func hookOf(t *testing.T, values string) (objects []string, pod corev1.PodTempla
 	return objects, pod
 }
 
-// TestUninstallHook checks what Helm runs before it deletes the chart's objects: its pod can start where Virgate's do,
-// with none of their rights, and nobody takes it for one of them.
+// TestUninstallHook checks what Helm runs before it deletes the chart's objects. Its pod can start where
+// Virgate's pods do, has none of their rights, and does not match their selectors.
 func TestUninstallHook(t *testing.T) {
 	const values = "{namespaceOverride: gpus, image: {repository: r, tag: t, pullPolicy: Always}, imagePullSecrets: [{name: s}], " +
 		"podLabels: {a: b}, podAnnotations: {c: d}, priorityClassName: p, tolerations: [{operator: Exists}], resources: {requests: null, limits: {memory: 64Mi}}}"
@@ -85,7 +85,7 @@ func TestUninstallHook(t *testing.T) {
 				Resources: corev1.ResourceRequirements{
 					Limits: corev1.ResourceList{corev1.ResourceMemory: quantity.MustParse("64Mi")},
 				},
-				SecurityContext: &corev1.SecurityContext{ // What Pod Security's level restricted asks for.
+				SecurityContext: &corev1.SecurityContext{ // Pod Security's level restricted requires this.
 					Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 					RunAsUser:                new(int64(65534)),
 					RunAsNonRoot:             new(true),
@@ -123,12 +123,12 @@ func TestUninstallHook(t *testing.T) {
 	}
 }
 
-// objects are what a cluster has, by kind, namespace and name. It is Helm's client of that cluster.
+// objects are a cluster's objects, by kind, namespace and name. It is Helm's client of that cluster.
 type objects struct {
 	fake.PrintingKubeClient
 	t    *testing.T
 	have map[string]runtime.Object
-	// refuses is the kind that the cluster does not take, fails the one that does not become ready.
+	// refuses is the kind that the cluster refuses, fails the one that does not become ready.
 	refuses, fails string
 }
 
@@ -177,7 +177,7 @@ func (o *objects) WatchUntilReady(list kube.ResourceList, _ time.Duration) error
 	return nil
 }
 
-// grant are the bindings whose role is there.
+// grant returns the bindings whose role exists.
 func (o *objects) grant() (list []string) {
 	for name, object := range o.have {
 		switch binding := object.(type) {
@@ -194,8 +194,9 @@ func (o *objects) grant() (list []string) {
 	return list
 }
 
-// TestUninstallLeavesNothing compares a cluster before `helm install` and after `helm uninstall`, for all kinds of values:
-// nothing is left; and when the hook fails, nothing that grants a right once Helm was told to go on without hooks.
+// TestUninstallLeavesNothing compares a cluster before `helm install` and after `helm uninstall`, for all
+// kinds of values. Nothing may be left. If the hook fails and Helm continues without hooks, nothing may be
+// left that grants a right.
 func TestUninstallLeavesNothing(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.values.yaml")
 	if err != nil || len(files) < 10 {

@@ -13,8 +13,8 @@ import (
 
 const (
 	manifestFile = "../../deployments/virgate.yaml"
-	// manifestHead begins the manifest. The namespace's label is what the
-	// DaemonSet's host folders ask of Pod Security.
+	// manifestHead begins the manifest. The DaemonSet's host folders require the namespace's label for Pod
+	// Security.
 	manifestHead = `# Virgate without Helm: the chart with its default values, in the namespace
 # virgate. Made by ` + "`make manifest`" + `, so change the chart and not this file.
 #
@@ -31,8 +31,7 @@ metadata:
 `
 )
 
-// staticManifest is the chart as kubectl applies it: what speaks of Helm is
-// left out.
+// staticManifest returns the chart for kubectl apply, without what refers to Helm.
 func staticManifest(t *testing.T) string {
 	t.Helper()
 	release, err := releaseOf(t, "virgate", nil)

@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// TestNetworkPolicy: there is a policy where somebody says who may send requests, unless somebody says
-// otherwise; it lets nobody else in, and to one port.
+// TestNetworkPolicy checks that the policy exists if it is enabled, or by default if clients are listed,
+// and that it admits only these, and to one port.
 func TestNetworkPolicy(t *testing.T) {
 	namespaces := networkingv1.NetworkPolicyPeer{NamespaceSelector: &metav1.LabelSelector{
 		MatchExpressions: []metav1.LabelSelectorRequirement{{

@@ -15,8 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// decode reads every object strictly as Kubernetes' own type of it: a field that
-// the type does not have is an error.
+// decode reads every object strictly as Kubernetes' own type: an unknown field is an error.
 func decode(t *testing.T, manifest string) []runtime.Object {
 	t.Helper()
 	types := runtime.NewScheme()
@@ -38,7 +37,7 @@ func decode(t *testing.T, manifest string) []runtime.Object {
 		}
 		object, _, err := decoder.Decode(text, nil, nil)
 		if runtime.IsMissingKind(err) {
-			continue // A document of comments alone.
+			continue // The document has only comments.
 		}
 		if err != nil {
 			t.Errorf("%v in:\n%s", err, text)
@@ -48,7 +47,7 @@ func decode(t *testing.T, manifest string) []runtime.Object {
 	}
 }
 
-// configMap is the data of the ConfigMap with the profiles.
+// configMap returns the data of the ConfigMap with the profiles.
 func configMap(t *testing.T, objects []runtime.Object) map[string]string {
 	t.Helper()
 	for _, object := range objects {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/pod-security-admission/policy"
 )
 
-// deviations is why the chart's pods do what Pod Security's level baseline forbids.
+// deviations gives the reasons why the chart's pods do what Pod Security's level baseline forbids.
 var deviations = map[string]string{
 	"hostPath volumes":         "a device plugin is a socket in the kubelet's folder; drivers and CDI specs are files of the host",
 	"non-default capabilities": "NVIDIA's runtime and the driver ask for SYS_ADMIN to show partitions; nvidia-smi runs in a chroot",
@@ -25,8 +25,8 @@ var deviations = map[string]string{
 	"seLinuxOptions":           "only container_device_plugin_t may use the kubelet's sockets",
 }
 
-// TestPodSecurity holds what each pod does that Pod Security's level baseline forbids, with the reason, and each
-// container's rights: for the default values, each preset, and each value that adds rights.
+// TestPodSecurity checks what each pod does that Pod Security's level baseline forbids, with the reason,
+// and each container's rights: for the default values, each preset, and each value that adds rights.
 func TestPodSecurity(t *testing.T) {
 	const golden = "testdata/podsecurity.golden.txt"
 	values := []string{"{}", "preset: gpu-operator", "preset: selinux", "preset: openshift", "standby: {enabled: true}", "uninstall: true"}
@@ -91,7 +91,7 @@ func describePod(t *testing.T, text *strings.Builder, evaluator policy.Evaluator
 	}
 }
 
-// securityText is what a container may do, in one line.
+// securityText describes a container's rights in one line.
 func securityText(security *corev1.SecurityContext) string {
 	if security == nil {
 		return "nothing is said"
@@ -111,8 +111,8 @@ func securityText(security *corev1.SecurityContext) string {
 	return strings.Join(parts, ", ")
 }
 
-// TestNoWritableRoot: no container with SYS_ADMIN has the host's / mounted writable, whatever values are given
-// together: one may add the right and another the mount.
+// TestNoWritableRoot checks that no container with SYS_ADMIN has the host's / mounted writable, whatever
+// values are combined: one may add the right and another the mount.
 func TestNoWritableRoot(t *testing.T) {
 	var all []string
 	for _, test := range valuesWithRights() {
@@ -124,7 +124,7 @@ func TestNoWritableRoot(t *testing.T) {
 		for _, values := range all {
 			manifest, _, err := render(t, merged(t, admin, values))
 			if err != nil {
-				continue // The chart refuses the two together.
+				continue // The chart refuses this combination.
 			}
 			pod := daemonSet(t, decode(t, manifest)).Spec.Template.Spec
 			if found := writableRoot(pod); found != "" {
@@ -155,7 +155,7 @@ func TestNoWritableRoot(t *testing.T) {
 	}
 }
 
-// writableRoot names a container that has SYS_ADMIN and the host's / writable; "" where there is none.
+// writableRoot names a container that has SYS_ADMIN and the host's / writable; "" if none has.
 func writableRoot(pod corev1.PodSpec) string {
 	for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
 		security := cmp.Or(container.SecurityContext, &corev1.SecurityContext{})
@@ -173,7 +173,7 @@ func writableRoot(pod corev1.PodSpec) string {
 	return ""
 }
 
-// merged are both values, the second over the first.
+// merged returns both values, the second over the first.
 func merged(t *testing.T, first, second string) map[string]any {
 	t.Helper()
 	var both [2]chartutil.Values

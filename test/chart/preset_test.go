@@ -10,7 +10,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
-// TestPreset checks what the preset sets, and that what somebody has given wins.
+// TestPreset checks what the preset sets, and that a user's value wins.
 func TestPreset(t *testing.T) {
 	preset := []string{"cdi-cri", "/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/run/nvidia/driver", "nvidia"}
 	with := func(at int, value string) []string {
@@ -54,7 +54,7 @@ func TestPreset(t *testing.T) {
 	}
 }
 
-// TestSELinuxPresets checks the container's label and the use of OpenShift's constraints.
+// TestSELinuxPresets checks the container's label and the use of OpenShift's constraint.
 func TestSELinuxPresets(t *testing.T) {
 	const label, scc = "container_device_plugin_t", "system:openshift:scc:privileged"
 	for values, want := range map[string][]string{
@@ -85,8 +85,8 @@ func TestSELinuxPresets(t *testing.T) {
 	}
 }
 
-// TestDriverRootOfCDISpecs checks that the driver's files are seen where specs are made of them, and
-// that nothing of the kind is mounted where they are simulated.
+// TestDriverRootOfCDISpecs checks that the driver's files are visible where specs are made from them, and
+// that they are not mounted if the GPUs are simulated.
 func TestDriverRootOfCDISpecs(t *testing.T) {
 	for values, want := range map[string]string{
 		"{}":                          "",
@@ -117,8 +117,8 @@ func TestDriverRootOfCDISpecs(t *testing.T) {
 	}
 }
 
-// TestOwnGPUs checks by which name the containers ask NVIDIA's runtime for all GPUs: for "all" it opens each one, and
-// starts no container when one fails.
+// TestOwnGPUs checks by which name the containers request all GPUs from NVIDIA's runtime: for "all" it
+// opens each one, and starts no container when one fails.
 func TestOwnGPUs(t *testing.T) {
 	const byPath, pathMount = "management.nvidia.com/gpu=all", "/var/run/nvidia-container-devices/cdi/management.nvidia.com/gpu/all"
 	for _, test := range []struct {

@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// TestPrivileges holds, for each value that asks for more than the default ones
-// do, all that it asks for: docs/explanation/security.md has the same table.
+// TestPrivileges checks all rights that each value adds to the default ones: docs/explanation/security.md
+// has the same table.
 func TestPrivileges(t *testing.T) {
 	without := privileges(t, "{}")
 	if diff := cmp.Diff([]string{
@@ -46,14 +46,14 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
-// rightsOfValues is what values ask for, more and fewer than the default ones.
+// rightsOfValues are the rights that values add to the default ones or remove.
 type rightsOfValues struct {
 	values      string
 	more, fewer []string
 }
 
 func valuesWithRights() []rightsOfValues {
-	admin, visible := []string{"capability SYS_ADMIN"}, []string{"/dev/null, read-only"} // Instead of the one the other.
+	admin, visible := []string{"capability SYS_ADMIN"}, []string{"/dev/null, read-only"} // One instead of the other.
 	confined := []string{"/dev/null, read-only", "no escalation", "no privilege", "read-only root", "seccomp RuntimeDefault", "uid 0, capabilities dropped"}
 	return []rightsOfValues{
 		{"deviceListStrategy: cdi-cri", []string{"/, read-only", "/var/run/cdi"}, nil},
@@ -108,8 +108,8 @@ func valuesWithRights() []rightsOfValues {
 	}
 }
 
-// TestToolkitsStartTheContainer holds that each kind of NVIDIA's container toolkit starts the
-// container, with whatever values, and that it can make partitions under each:
+// TestToolkitsStartTheContainer checks that each kind of NVIDIA's container toolkit starts the container
+// for all values, and that the container can make partitions under each:
 //
 //   - before 1.18: "cannot set MIG_CONFIG_DEVICES in non privileged container" without SYS_ADMIN;
 //   - 1.18.0 to 1.20.0: the variables are ignored (nvidia-container-toolkit#1740), so the right must
@@ -144,12 +144,11 @@ func TestToolkitsStartTheContainer(t *testing.T) {
 	}
 }
 
-// TestMIGIsReadWhereAValueSaysSo holds when the container has SYS_ADMIN, without which
-// the driver lets nobody read partitions, and what it asks of NVIDIA's runtime for
-// that: the variables only with the capability, because the runtime starts no container
-// that has them without; and where it lacks the capability a mount that says what
-// NVIDIA_VISIBLE_DEVICES says, because a runtime with
-// accept-nvidia-visible-devices-envvar-when-unprivileged=false would ignore it.
+// TestMIGIsReadWhereAValueSaysSo checks when the container has SYS_ADMIN, without which the driver lets no
+// program read partitions, and what it requests from NVIDIA's runtime. It has the variables only with the
+// capability, because otherwise the runtime does not start the container. Without the capability it has a
+// mount with the meaning of NVIDIA_VISIBLE_DEVICES, because a runtime with
+// accept-nvidia-visible-devices-envvar-when-unprivileged=false would ignore the variable.
 func TestMIGIsReadWhereAValueSaysSo(t *testing.T) {
 	const monitor, manage, plain = "SYS_ADMIN monitor", "privileged config monitor", "by mount"
 	for _, test := range []struct{ name, values, want string }{
@@ -204,7 +203,7 @@ func TestMIGIsReadWhereAValueSaysSo(t *testing.T) {
 	}
 }
 
-// less are the items that others lack.
+// less returns the items that others lacks.
 func less(items, others []string) []string {
 	var lacking []string
 	for _, item := range items {
@@ -215,8 +214,8 @@ func less(items, others []string) []string {
 	return lacking
 }
 
-// privileges are what an installation with the values may do on a node and at
-// the API server, and what confines it, sorted.
+// privileges lists what an installation with the values may do on a node and at the API server, and what
+// confines it, sorted.
 func privileges(t *testing.T, text string) []string {
 	t.Helper()
 	manifest := manifestOf(t, text)

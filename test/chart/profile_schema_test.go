@@ -10,8 +10,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TestProfileSchema holds configs/schema.json against documents: those that the program takes have
-// to be valid, and a typo is found.
+// TestProfileSchema checks configs/schema.json against documents: those that the program takes must be
+// valid, and a typo must be found.
 func TestProfileSchema(t *testing.T) {
 	schema, err := jsonschema.NewCompiler().Compile("../../configs/schema.json")
 	if err != nil {
@@ -60,7 +60,7 @@ func TestProfileSchema(t *testing.T) {
 	}
 }
 
-// asJSON is the value of a node as JSON has it, whose keys are all text.
+// asJSON returns the value of a node as JSON has it, with text keys only.
 func asJSON(t *testing.T, node *yaml.Node) any {
 	t.Helper()
 	switch node.Kind {

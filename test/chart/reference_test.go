@@ -16,9 +16,9 @@ const (
 	referenceBegins = "<!-- From here on the page is made from the chart: make reference -->\n"
 )
 
-// TestValuesReference checks that docs/reference/chart-values.md has each value of the
-// chart with its default, what it may be and the comment of values.yaml, and
-// that each has a comment. With -update it writes the page.
+// TestValuesReference checks that docs/reference/chart-values.md has each value of the chart with its
+// default, its allowed values and the comment of values.yaml, and that each has a comment. With -update it
+// writes the page.
 func TestValuesReference(t *testing.T) {
 	data, err := os.ReadFile(referenceFile)
 	if err != nil {
@@ -66,8 +66,8 @@ func valuesTable(t *testing.T) string {
 	return b.String()
 }
 
-// lookUp is the comment of a value in one line, and the value. A comment that a
-// blank line parts from the key is one of a group.
+// lookUp returns the comment of a value in one line, and the value. A comment with a blank line before the
+// key belongs to a group.
 func lookUp(node *yaml.Node, path []string) (string, *yaml.Node) {
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		key, value := node.Content[i], node.Content[i+1]
@@ -87,7 +87,7 @@ func lookUp(node *yaml.Node, path []string) (string, *yaml.Node) {
 	return "", nil
 }
 
-// defaultText is the default as YAML in one line, where that is short.
+// defaultText returns the default as YAML in one line, if that is short.
 func defaultText(t *testing.T, value *yaml.Node) string {
 	t.Helper()
 	if value == nil {
@@ -108,7 +108,7 @@ func defaultText(t *testing.T, value *yaml.Node) string {
 	return "`" + string(text) + "`"
 }
 
-// at is the schema of a value.
+// at returns the schema of a value.
 func (s schema) at(path string) schema {
 	for name := range strings.SplitSeq(path, ".") {
 		s = s.Properties[name]
@@ -116,7 +116,7 @@ func (s schema) at(path string) schema {
 	return s
 }
 
-// allowed says what the value may be besides null, which stands for the default.
+// allowed describes the allowed values besides null, which stands for the default.
 func (s schema) allowed() string {
 	var texts []string
 	for _, value := range s.Enum {
@@ -129,7 +129,7 @@ func (s schema) allowed() string {
 		texts = append(texts, types)
 	case []any:
 		for _, name := range types {
-			if name != "null" && (name != "string" || s.MaxLength == nil) { // --set NAME= gives an empty text for nothing.
+			if name != "null" && (name != "string" || s.MaxLength == nil) { // --set NAME= gives an empty text instead of nothing.
 				texts = append(texts, fmt.Sprint(name))
 			}
 		}

@@ -8,7 +8,7 @@ import (
 	"helm.sh/helm/v3/pkg/chartutil"
 )
 
-// TestRulesAreChecked checks what is found in config.rules before anything is installed.
+// TestRulesAreChecked checks which errors in config.rules are found before anything is installed.
 func TestRulesAreChecked(t *testing.T) {
 	const list = "config: {rules: "
 	for _, test := range []struct{ name, values, want string }{
@@ -48,7 +48,7 @@ func TestRulesAreChecked(t *testing.T) {
 	}
 }
 
-// TestRulesDocument makes the document of config.rules, which package configs reads in its own tests.
+// TestRulesDocument writes the document of config.rules, which package configs reads in its own tests.
 func TestRulesDocument(t *testing.T) {
 	const golden = "testdata/virgate-rules.golden"
 	manifest := manifestOf(t, `config:

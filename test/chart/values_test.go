@@ -9,19 +9,19 @@ import (
 	"testing"
 )
 
-// schema is what values.schema.json says of a value.
+// schema is the entry of a value in values.schema.json.
 type schema struct {
 	Properties  map[string]schema
 	Description string
 	// Type is a name or a list of names.
 	Type any
 	Enum []any
-	// MaxLength of a text is 0 for a list or a mapping that may be an empty text, too.
+	// MaxLength is 0 for a list or a mapping that may also be an empty text.
 	MaxLength *int `json:"maxLength"`
 }
 
-// paths are those of the values that the schema knows, without values.global,
-// which is Helm's, and without those of which it says that they have no meaning.
+// paths returns the paths of the values in the schema, without values.global, which is Helm's, and without
+// those that the schema describes as having no meaning.
 func (s schema) paths() []string {
 	var paths []string
 	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
@@ -39,8 +39,8 @@ func (s schema) paths() []string {
 	return paths
 }
 
-// TestEveryValueCounts checks that for each value that the schema allows some
-// file of testdata sets it, and renders another manifest than without it.
+// TestEveryValueCounts checks that for each value in the schema some file of testdata sets it, and that
+// this changes the manifest.
 func TestEveryValueCounts(t *testing.T) {
 	var all schema
 	if err := json.Unmarshal(load(t).Schema, &all); err != nil {
@@ -70,7 +70,7 @@ func TestEveryValueCounts(t *testing.T) {
 	}
 }
 
-// remove says whether there was a value at the path.
+// remove removes the value at the path and reports whether it was set.
 func remove(values map[string]any, path []string) bool {
 	value, set := values[path[0]]
 	if len(path) == 1 {

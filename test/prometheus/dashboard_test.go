@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// dashboard is a Grafana dashboard, as far as the tests look at it.
+// dashboard is a Grafana dashboard, with the fields that the tests check.
 type dashboard struct {
 	ID            any
 	UID           string
@@ -46,7 +46,7 @@ type variable struct {
 
 type datasource struct{ Type, UID string }
 
-// chosen is the data source that the variable of that name has.
+// chosen is the data source of the dashboards' variable.
 var chosen = datasource{Type: "prometheus", UID: "${datasource}"}
 
 func dashboardFiles(t *testing.T) []string {
@@ -71,9 +71,9 @@ func readDashboard(t *testing.T, path string) dashboard {
 	return d
 }
 
-// TestDashboardsCanBeImported holds the form that Grafana 10 and later takes
-// without a question: names that stay, the data source as a variable, panels
-// that do not overlap and say what they show, in which unit.
+// TestDashboardsCanBeImported checks the form that Grafana 10 and later imports without a question: fixed
+// names, the data source as a variable, and panels that do not overlap and say what they show, in which
+// unit.
 func TestDashboardsCanBeImported(t *testing.T) {
 	for _, file := range dashboardFiles(t) {
 		t.Run(filepath.Base(file), func(t *testing.T) {
@@ -122,7 +122,7 @@ func (p panel) check(t *testing.T) {
 		if target.Datasource != chosen || target.RefID != string(rune('A'+i)) {
 			t.Errorf("%s: target %s of data source %v", p.Title, target.RefID, target.Datasource)
 		}
-		// A query that looks at all nodes ignores what the reader has chosen.
+		// A query over all nodes ignores the reader's choice.
 		if !strings.Contains(target.Expression, `"$node"`) && !strings.Contains(target.Expression, "ALERTS") {
 			t.Errorf("%s: %s does not ask for the chosen node", p.Title, target.Expression)
 		}
@@ -134,7 +134,7 @@ func (p panel) overlaps(q panel) bool {
 	return a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H
 }
 
-// TestDashboardsNameExistingAlerts follows the names of alerts in descriptions.
+// TestDashboardsNameExistingAlerts checks the names of alerts in descriptions.
 func TestDashboardsNameExistingAlerts(t *testing.T) {
 	sections := headings(t, runbookFile, "###")
 	for _, file := range dashboardFiles(t) {
@@ -149,7 +149,7 @@ func TestDashboardsNameExistingAlerts(t *testing.T) {
 	}
 }
 
-// TestDashboardsAreIndented keeps changes of the files readable.
+// TestDashboardsAreIndented keeps diffs of the files readable.
 func TestDashboardsAreIndented(t *testing.T) {
 	for _, file := range dashboardFiles(t) {
 		data, err := os.ReadFile(file)

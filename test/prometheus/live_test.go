@@ -23,9 +23,8 @@ var update = flag.Bool("update", false, "write the answers to the questions; loo
 
 const answersFile = "testdata/answers.txt"
 
-// TestLive has a real Prometheus scrape four running programs: the demo, with
-// pods and processes on a simulated node, one without a kubelet that refuses
-// its profile, and the demos of limits.
+// TestLive has a real Prometheus scrape four running programs: the demo, with pods and processes on a
+// simulated node, a program without a kubelet that refuses its profile, and the demos of limits.
 func TestLive(t *testing.T) {
 	tool(t, "prometheus")
 	virgate, err := program.Build(t.TempDir(), "virgate")
@@ -53,8 +52,8 @@ func startDemo(t *testing.T, path string) (address string) {
 	return demo.await(t, listens)
 }
 
-// startRefusing starts a program without a kubelet on a node that it may cut, with
-// a good profile, and then breaks that.
+// startRefusing starts a program without a kubelet on a node that it may partition, with a good profile,
+// and then breaks the profile.
 func startRefusing(t *testing.T, virgate string) (address string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -81,8 +80,8 @@ func startLimits(t *testing.T, path, scenario string) (address string) {
 	return limits.await(t, listens)
 }
 
-// askQuestions holds the answers to the questions of docs/reference/queries.md. Their
-// series come with the samples of use, so it asks until they are right.
+// askQuestions checks the answers to the questions of docs/reference/queries.md. Their series come with the
+// samples of use, so it repeats them until they are right.
 func askQuestions(t *testing.T, s server) {
 	answer := func() string {
 		var text strings.Builder
@@ -123,9 +122,8 @@ func askQuestions(t *testing.T, s server) {
 	}
 }
 
-// checkQueries holds that every query can be evaluated over real series, and that
-// none names a metric or a label that the programs do not have: such a one
-// finds nothing, in silence.
+// checkQueries checks that every query can be evaluated over real series, and that none names a metric or a
+// label that the programs lack: such a query silently finds nothing.
 func checkQueries(t *testing.T, s server, targets ...scraped) {
 	var problems []string
 	poll(t, func() bool { // Recorded series come a little later than others.
@@ -156,8 +154,8 @@ func checkQueries(t *testing.T, s server, targets ...scraped) {
 	}
 }
 
-// ofClusters are the metrics of nodes with an API server, which serve claims and announce their
-// numbers of devices: what docs/reference/metrics.md has of them.
+// ofClusters returns the metrics of nodes with an API server, which serve claims and announce their numbers
+// of devices, from docs/reference/metrics.md.
 func ofClusters(t *testing.T) map[string][]string {
 	t.Helper()
 	known := documentedMetrics(t)
@@ -172,8 +170,8 @@ func ofClusters(t *testing.T) map[string][]string {
 	return known
 }
 
-// checkRules holds that every rule can be evaluated over real series, and that
-// the alerts which the two nodes call for are on their way.
+// checkRules checks that every rule can be evaluated over real series, and that the alerts which the two
+// nodes cause are pending or firing.
 func checkRules(t *testing.T, s server) {
 	var data struct {
 		Groups []struct {
@@ -207,8 +205,7 @@ func checkRules(t *testing.T, s server) {
 	}
 }
 
-// poll asks until the answer is yes, and says whether it was: Prometheus tells nobody when
-// its answers change.
+// poll calls ask until it returns true, and reports whether it did: Prometheus does not notify of changes.
 func poll(t *testing.T, ask func() bool) bool {
 	t.Helper()
 	limit := time.NewTimer(await.Patience)

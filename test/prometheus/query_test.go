@@ -16,11 +16,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// query is an expression with the place where it stands.
+// query is an expression and its place.
 type query struct{ place, text string }
 
-// queries are all expressions of this repository: those of the rules, the
-// dashboards and the documents.
+// queries returns all expressions of this repository: those of the rules, the dashboards and the documents.
 func queries(t *testing.T) []query {
 	t.Helper()
 	var all []query
@@ -39,11 +38,11 @@ func queries(t *testing.T) []query {
 
 var (
 	queryBlock = regexp.MustCompile("(?s)```promql\n(.*?)\n```")
-	// inlineQuery is a span of code with a matcher or a function in it: `metric{label}` is none.
+	// inlineQuery is a span of code with a matcher or a function, so `metric{label}` is not one.
 	inlineQuery = regexp.MustCompile("`([^`\n]*virgate_[^`\n]*(?:=\"|\\()[^`\n]*|[^`\n]*\\([^`\n]*virgate_[^`\n]*)`")
 )
 
-// documentQueries are those in the documents, in blocks and within sentences.
+// documentQueries returns those in the documents, in blocks and within sentences.
 func documentQueries(t *testing.T) []query {
 	t.Helper()
 	files, err := filepath.Glob(repository + "/docs/*/*.md")
@@ -68,7 +67,7 @@ func documentQueries(t *testing.T) []query {
 	return all
 }
 
-// ofOthers are the labels of the metrics of other programs that queries use.
+// ofOthers are the labels of other programs' metrics that queries use.
 func ofOthers() map[string][]string {
 	// dcgm-exporter's; vgpu with --kubernetes-virtual-gpus, the instance's with MIG enabled.
 	dcgm := []string{"UUID", "GPU_I_ID", "GPU_I_PROFILE", "gpu", "device", "Hostname", "namespace", "pod", "container", "vgpu", "instance", "job"}
@@ -79,12 +78,12 @@ func ofOthers() map[string][]string {
 	}
 }
 
-// substitute puts values where Grafana does.
+// substitute replaces Grafana's variables by values.
 func substitute(text string) string {
 	return strings.NewReplacer("$node", "n1", "$gpu", ".*", "$__rate_interval", "1m").Replace(text)
 }
 
-// TestQueriesAreValid has promtool read every expression, as that of a rule.
+// TestQueriesAreValid has promtool check every expression as a rule's.
 func TestQueriesAreValid(t *testing.T) {
 	type recorded struct {
 		Record     string `json:"record"`
@@ -108,8 +107,7 @@ func TestQueriesAreValid(t *testing.T) {
 
 var templated = regexp.MustCompile(`\{\{ ?\$?(?:labels\.)?([a-z_]+) ?\}\}`)
 
-// TestLegendsUseWhatIsLeft checks that a legend names only labels that the
-// query's result has.
+// TestLegendsUseWhatIsLeft checks that a legend names only labels that the query's result has.
 func TestLegendsUseWhatIsLeft(t *testing.T) {
 	for _, file := range dashboardFiles(t) {
 		for _, panel := range readDashboard(t, file).Panels {
@@ -125,12 +123,12 @@ func TestLegendsUseWhatIsLeft(t *testing.T) {
 	}
 }
 
-// question is one of docs/monitoring.md.
+// question is one of docs/reference/queries.md.
 type question struct{ number, title, text string }
 
 var asked = regexp.MustCompile("(?ms)^### (\\d+)\\. ([^\n]*)$(?:[^#`]|`[^`])*```promql\n(.*?)\n```$")
 
-// questions are those that docs/monitoring.md answers.
+// questions returns the questions that docs/reference/queries.md answers.
 func questions(t *testing.T) []question {
 	t.Helper()
 	data, err := os.ReadFile(questionFile)
@@ -147,7 +145,7 @@ func questions(t *testing.T) []question {
 	return all
 }
 
-// expression is what a PromQL expression uses.
+// expression lists what a PromQL expression uses.
 type expression struct {
 	// selectors are the metrics, each with the labels that its braces match.
 	selectors []selector
@@ -166,8 +164,8 @@ type grouping struct {
 	labels  []string
 }
 
-// kept are the labels of the first grouping by, which in the rules of this
-// repository are those of the result.
+// kept returns the labels of the first grouping by, which in the rules of this repository are those of the
+// result.
 func (e expression) kept() []string {
 	for _, g := range e.groupings {
 		if g.keyword == "by" {
@@ -177,8 +175,7 @@ func (e expression) kept() []string {
 	return nil
 }
 
-// unknown says what of the expression is not among the known metrics and their
-// labels.
+// unknown lists what in the expression is not among the known metrics and their labels.
 func (e expression) unknown(known map[string][]string) (problems []string) {
 	if len(e.selectors) == 0 {
 		return []string{"no metric in it"}
@@ -217,8 +214,8 @@ var (
 	named = regexp.MustCompile(`^[a-zA-Z_:]`)
 )
 
-// scan reads an expression that promtool has found valid. It knows as much of
-// the grammar as it takes to tell metrics, labels and functions apart.
+// scan reads an expression that promtool has found valid. It knows just enough grammar to tell metrics,
+// labels and functions apart.
 func scan(text string) expression {
 	var e expression
 	words := tokens.FindAllString(comment.ReplaceAllString(text, ""), -1)
@@ -311,8 +308,7 @@ var (
 	exposedLabel  = regexp.MustCompile(`([a-z_]+)="(?:[^"\\]|\\.)*"`)
 )
 
-// exposed are the labels of each metric on a program's /metrics, those without a
-// value too.
+// exposed returns the labels of each metric on a program's /metrics, including those without a value.
 func exposed(t *testing.T, address string) map[string][]string {
 	t.Helper()
 	response, err := http.Get("http://" + address + "/metrics")
@@ -362,12 +358,12 @@ func TestReadSeries(t *testing.T) {
 	}
 }
 
-// TestQueriesUseDocumentedMetrics is what TestLive holds too, for those without
-// Prometheus: docs/metrics.md is made from the program's descriptors.
+// TestQueriesUseDocumentedMetrics checks the same as TestLive, without Prometheus: docs/reference/metrics.md is
+// generated from the program's descriptors.
 func TestQueriesUseDocumentedMetrics(t *testing.T) {
 	known := documentedMetrics(t)
 	for metric := range known {
-		// What Prometheus adds, and what the chart's PodMonitor has it add.
+		// Labels that Prometheus adds, and those that the chart's PodMonitor makes it add.
 		known[metric] = append(known[metric], "job", "instance", "node", "namespace", "pod", "container")
 	}
 	known["up"] = []string{"job", "instance", "node"}
@@ -385,8 +381,8 @@ func TestQueriesUseDocumentedMetrics(t *testing.T) {
 	}
 }
 
-// documentedMetrics are the labels of each metric in docs/metrics.md. A histogram
-// has the series that Prometheus makes of it.
+// documentedMetrics returns the labels of each metric in docs/reference/metrics.md. A histogram has the series that
+// Prometheus makes of it.
 func documentedMetrics(t *testing.T) map[string][]string {
 	t.Helper()
 	data, err := os.ReadFile(metricsFile)

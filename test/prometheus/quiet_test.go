@@ -28,18 +28,18 @@ import (
 	"github.com/virgate/virgate/test/shortdir"
 )
 
-// TestQuietClusterRaisesNoAlert has each profile that the chart ships, and none, in force
-// on a simulated node that fits it, with the chart's default values otherwise: nobody
-// follows the pods. A pod holds and uses a GPU. What a scrape shows then is played to
-// the rules for more than an hour, and no alert may ever be on.
+// TestQuietClusterRaisesNoAlert runs each profile that the chart ships, and none, on a simulated node that
+// fits it, with the chart's default values otherwise, so it does not watch the pods. A pod holds and uses a GPU.
+// promtool then evaluates the rules over the resulting scrape for more than an hour, and no alert may ever
+// fire.
 func TestQuietClusterRaisesNoAlert(t *testing.T) {
 	tool(t, "promtool")
 	const exclusive, shared = "dgx-a100", "h100x2"
 	fits := map[string]string{
 		"/": exclusive, "grants-driver-mounts": "", // Without the folder that an installer fills no GPU is ready.
-		"memory-guard":    "",                                      // With default values nobody watches what containers use, which is what the alert is for.
-		"mps":             "",                                      // It takes the chart's mps.enabled: without it the profile is refused.
-		"dra-time-slices": "", "dra-partitions": "", "dra-mps": "", // It takes the chart's dra.enabled: without it the plan warns, which is what the alert is for.
+		"memory-guard":    "",                                      // With default values nothing watches what containers use, and the alert says so.
+		"mps":             "",                                      // It requires the chart's mps.enabled: without it the profile is refused.
+		"dra-time-slices": "", "dra-partitions": "", "dra-mps": "", // It requires the chart's dra.enabled: without it the plan warns, and the alert says so.
 		"mig-mixed": "dgx-a100+all-balanced", "mig-replicas": "boards: [{model: a100-40, layout: all-1g.5gb}, {model: a100-80, layout: all-1g.10gb}]", "mig-single": "dgx-a100+all-1g.5gb",
 		"mig-balanced": exclusive, "mig-layouts": exclusive, "names-by-model": exclusive, "side-by-side": "boards: [{model: a100-40, count: 3}, {model: a100-40, layout: all-1g.5gb}]",
 	}
@@ -59,7 +59,7 @@ func TestQuietClusterRaisesNoAlert(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			address, held := runQuietNode(t, file, node)
-			// A node that has just begun says for a while what it does not know yet.
+			// A node that has just started reports for a while what it does not know yet.
 			alerts := "the pod is not seen to hold and use anything"
 			if !poll(t, func() bool {
 				exposition := scrape(t, address)
@@ -76,8 +76,8 @@ func TestQuietClusterRaisesNoAlert(t *testing.T) {
 
 var underWay = regexp.MustCompile(`virgate_mig_layout_state\{.*state="(pending|blocked)"\} 1`)
 
-// runQuietNode runs a node until the test ends: address has its metrics, which come to
-// match held, because a pod holds and uses a GPU.
+// runQuietNode runs a node until the test ends. address has its metrics; they come to match held, because a
+// pod holds and uses a GPU.
 func runQuietNode(t *testing.T, profile, name string) (address string, held *regexp.Regexp) {
 	t.Helper()
 	dir := shortdir.New(t)
@@ -149,7 +149,7 @@ func runQuietNode(t *testing.T, profile, name string) (address string, held *reg
 	seen := `(?s)virgate_allocation_info\{[^}]*pod="trainer"`
 	unit, _, _ := sharing.ParseDeviceID(pod.Containers[0].Grants[0].Devices[0])
 	for _, gpu := range node.GPUs() {
-		if gpu.UUID != unit { // The driver does not tell how much a partition is used.
+		if gpu.UUID != unit { // The driver does not report how much a partition is used.
 			continue
 		}
 		if err := node.Do("process-add", map[string]string{"gpu": strconv.Itoa(gpu.Index), "pid": "100", "bytes": "1000000", "sm": "50"}); err != nil {
@@ -174,8 +174,8 @@ func scrape(t *testing.T, address string) string {
 	return string(body)
 }
 
-// playQuietHour has promtool evaluate all alerts while nothing changes, and returns what
-// it finds, empty where no alert is ever on.
+// playQuietHour has promtool evaluate all alerts over an unchanging scrape. It returns promtool's findings,
+// empty if no alert ever fires.
 func playQuietHour(t *testing.T, exposition string) string {
 	t.Helper()
 	const target = `instance="10.0.0.1:9400",job="virgate/virgate",node="n1"`

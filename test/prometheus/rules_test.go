@@ -15,19 +15,18 @@ import (
 
 func TestRulesAreValid(t *testing.T) { promtool(t, "check", "rules", rulesFile) }
 
-// TestScripts plays the promtool tests: synthetic series in, alerts out.
+// TestScripts runs the promtool tests: synthetic series in, alerts out.
 func TestScripts(t *testing.T) {
 	for _, file := range scriptFiles(t) {
 		t.Run(file, func(t *testing.T) { promtool(t, "test", "rules", file) })
 	}
 }
 
-// TestEveryRuleHasAScript checks that each alert is seen to fire and, with series
-// of its metrics there, not to fire before and after it; and that each recorded
-// series is looked at.
+// TestEveryRuleHasAScript checks that the scripts see each alert fire and, with series of its metrics, not
+// fire before and after it, and that they check each recorded series.
 func TestEveryRuleHasAScript(t *testing.T) {
 	const quiet, firing, quietAgain = "quiet", "firing", "quiet again"
-	seen := map[string][]string{} // What was seen of an alert, in order.
+	seen := map[string][]string{} // The states of an alert in the scripts, in order.
 	inputs := map[string]string{}
 	var looked strings.Builder
 	for _, file := range scriptFiles(t) {
@@ -75,11 +74,11 @@ func TestEveryRuleHasAScript(t *testing.T) {
 	}
 }
 
-// indexAndModel is how a text says which GPU is meant, where that is known.
+// indexAndModel is the template by which a text says which GPU is meant, if known.
 const indexAndModel = `{{ with query (printf "virgate_gpu_info{node=%q,gpu_uuid=%q}" $labels.node $labels.gpu_uuid) }}{{ first . | label "index" }} ({{ first . | label "model" }}), {{ end }}{{ $labels.gpu_uuid }}`
 
-// TestThresholds holds that an alert has one number at most that users may replace, that its text
-// does not repeat it, and that the page names it.
+// TestThresholds checks that an alert has at most one number that users may replace, that its text does not
+// repeat the number, and that the page names it.
 func TestThresholds(t *testing.T) {
 	page, err := os.ReadFile(metricsFile)
 	if err != nil {
@@ -106,7 +105,7 @@ func TestThresholds(t *testing.T) {
 	}
 }
 
-// TestAlertsByDesign holds that what sharing is for wakes nobody up.
+// TestAlertsByDesign checks that alerts about intended effects of sharing have the severity info.
 func TestAlertsByDesign(t *testing.T) {
 	for _, rule := range allRules(t) {
 		if slices.Contains([]string{"VirgateTenantsMixed", "VirgateLowUtilization", "VirgateHighUtilization", "VirgateNoFreeShares"}, rule.Alert) && rule.Labels["severity"] != "info" {
@@ -115,8 +114,8 @@ func TestAlertsByDesign(t *testing.T) {
 	}
 }
 
-// TestAlertsSayWhatToDo holds the form of alerts: how urgent, what it means, where
-// as far as the expression keeps it, and a section of the runbook that exists.
+// TestAlertsSayWhatToDo checks the form of alerts: how urgent, what it means, where if the expression keeps
+// that, and an existing section of the runbook.
 func TestAlertsSayWhatToDo(t *testing.T) {
 	sections := headings(t, runbookFile, "###")
 	const runbook = "https://github.com/virgate/virgate/blob/main/docs/reference/runbook.md#"
@@ -156,7 +155,7 @@ func TestAlertsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// headings are the Markdown headings of one level.
+// headings returns the Markdown headings of one level.
 func headings(t *testing.T, path, level string) []string {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -172,7 +171,7 @@ func headings(t *testing.T, path, level string) []string {
 	return found
 }
 
-// ruleFile is a Prometheus rule file, as far as the tests look at it.
+// ruleFile is a Prometheus rule file, with the fields that the tests check.
 type ruleFile struct {
 	Groups []struct {
 		Name  string `json:"name"`
@@ -190,7 +189,7 @@ type rule struct {
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-// scripts is a promtool test file, as far as the tests look at it.
+// scripts is a promtool test file, with the fields that the tests check.
 type scripts struct {
 	RuleFiles          []string `json:"rule_files"`
 	EvaluationInterval string   `json:"evaluation_interval"`
@@ -226,7 +225,7 @@ func readYAML(t *testing.T, path string, into any) {
 	}
 }
 
-// allRules are the rules of all groups.
+// allRules returns the rules of all groups.
 func allRules(t *testing.T) []rule {
 	t.Helper()
 	var file ruleFile
@@ -241,7 +240,7 @@ func allRules(t *testing.T) []rule {
 	return all
 }
 
-// scriptFiles are the promtool tests of this folder.
+// scriptFiles returns the promtool tests of this folder.
 func scriptFiles(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.test.yaml")

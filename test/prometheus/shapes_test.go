@@ -17,8 +17,8 @@ import (
 // A labelSet has values for labels.
 type labelSet map[string]string
 
-// shapes are the ways in which units are offered and held. GPU-a is shared, GPU-b has MIG
-// partitions, GPU-c is given by a claim, and GPU-d is on another node.
+// shapes are the ways in which units are offered and held. GPU-a is shared, GPU-b has MIG partitions, GPU-c
+// is allocated by a claim, and GPU-d is on another node.
 var (
 	shapesOfUnits = []labelSet{
 		{"gpu_uuid": "GPU-a", "unit_uuid": "GPU-a", "resource": "nvidia.com/gpu", "mig_profile": "", "gi": "", "ci": ""},
@@ -45,7 +45,7 @@ var (
 	}
 )
 
-// shapeSeries are series of the metric with every combination of those shapes that it has labels for.
+// shapeSeries returns series of the metric with every combination of the shapes for its labels.
 func shapeSeries(metric string, labels []string) (series []string) {
 	sets := []labelSet{{}}
 	combine := func(shapes []labelSet) {
@@ -105,7 +105,7 @@ func shapeSeries(metric string, labels []string) (series []string) {
 	return series
 }
 
-// dcgmSeries are those of dcgm-exporter for the same GPUs: GPU-a by two exporters and once more for
+// dcgmSeries returns dcgm-exporter's series for the same GPUs: GPU-a by two exporters and once more for
 // each pod (--kubernetes-virtual-gpus), GPU-b for each GPU instance. The value is the GPU's, or the
 // instance's ID divided by 10.
 func dcgmSeries(metric string) map[string]string {
@@ -128,14 +128,14 @@ func dcgmSeries(metric string) map[string]string {
 	return series
 }
 
-// expectation is one of a promtool test.
+// expectation is an expected result in a promtool test.
 type expectation struct {
 	Expression string           `json:"expr"`
 	At         string           `json:"eval_time"`
 	Samples    []map[string]any `json:"exp_samples"`
 }
 
-// playShapes evaluates expressions over series of all shapes, and returns what differs.
+// playShapes evaluates expressions over series of all shapes, and returns the differences.
 func playShapes(t *testing.T, wanted []expectation) string {
 	t.Helper()
 	type input struct {
@@ -184,9 +184,9 @@ func playShapes(t *testing.T, wanted []expectation) string {
 	return ""
 }
 
-// TestQueriesTakeAllShapes has every query, of rules, dashboards and documents, evaluated over shares,
-// partitions, claims, two programs on a node, and dcgm-exporter's instances and virtual GPUs. One
-// that joins series must not fail where there are several, and finds something.
+// TestQueriesTakeAllShapes evaluates every query, of rules, dashboards and documents, over shares,
+// partitions, claims, two programs on a node, and dcgm-exporter's instances and virtual GPUs. A query that
+// joins series must not fail if there are several, and must find something.
 func TestQueriesTakeAllShapes(t *testing.T) {
 	tool(t, "promtool")
 	var wanted []expectation
@@ -194,7 +194,7 @@ func TestQueriesTakeAllShapes(t *testing.T) {
 	for _, q := range queries(t) {
 		expression := "group(" + strings.ReplaceAll(q.text, `"demo"`, `"n1"`) + "\n)" // It may end with a comment. The document's node.
 		if compares.MatchString(regexp.MustCompile(`\{[^}]*\}`).ReplaceAllString(q.text, "")) {
-			expression += " or vector(1)" // Whether it finds something depends on the values.
+			expression += " or vector(1)" // The values decide whether it finds something.
 		}
 		wanted = append(wanted, expectation{expression, "80m", []map[string]any{{"labels": "{}", "value": 1}}})
 	}
@@ -203,8 +203,8 @@ func TestQueriesTakeAllShapes(t *testing.T) {
 	}
 }
 
-// TestDCGMQueries holds the answers of the queries beside dcgm-exporter: each container once for each
-// unit that it holds, with the value of its GPU or of its GPU instance.
+// TestDCGMQueries checks the results of the queries with dcgm-exporter: each container once for each unit
+// that it holds, with the value of its GPU or of its GPU instance.
 func TestDCGMQueries(t *testing.T) {
 	tool(t, "promtool")
 	values := map[string]map[string]float64{
@@ -238,9 +238,9 @@ func TestDCGMQueries(t *testing.T) {
 	}
 }
 
-// TestContainersAreShownByUnit holds that a query which keeps the container keeps the unit too: of a
-// container that holds two partitions of a GPU, the maximum would hide one. SM use is absent with
-// MIG enabled, and virgate_allocation_info is always 1.
+// TestContainersAreShownByUnit checks that a query which keeps the container keeps the unit too: if a
+// container holds two partitions of a GPU, the maximum would hide one. SM use is absent with MIG enabled,
+// and virgate_allocation_info is always 1.
 func TestContainersAreShownByUnit(t *testing.T) {
 	known := documentedMetrics(t)
 	for _, q := range queries(t) {

@@ -2,8 +2,8 @@
 // queries with Prometheus itself: its promtool, and a server that scrapes the
 // running program.
 //
-// It needs Debian's package prometheus and is skipped where that is not
-// installed. PROMETHEUS=required, which CI sets, makes that a failure.
+// It requires Debian's package prometheus and is skipped without it. PROMETHEUS=required, which CI sets,
+// makes that a failure.
 package prometheus
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/virgate/virgate/test/program"
 )
 
-// Paths of what is tested, relative to this folder.
+// Paths of the tested files, relative to this folder.
 const (
 	repository   = "../.."
 	rulesFile    = repository + "/charts/virgate/rules/virgate.rules.yaml"
@@ -33,8 +33,8 @@ const (
 	metricsFile  = repository + "/docs/reference/metrics.md"
 )
 
-// tool is the path of a program of Debian's package prometheus. The test is
-// skipped where it is not installed and need not be.
+// tool returns the path of a program of Debian's package prometheus. It skips the test if the program is
+// neither installed nor required.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -48,7 +48,7 @@ func tool(t *testing.T, name string) string {
 	return ""
 }
 
-// promtool runs promtool and fails the test with its output when it does.
+// promtool runs promtool. If it fails, the test fails with its output.
 func promtool(t *testing.T, arguments ...string) {
 	t.Helper()
 	if output, err := exec.Command(tool(t, "promtool"), arguments...).CombinedOutput(); err != nil {
@@ -59,7 +59,7 @@ func promtool(t *testing.T, arguments ...string) {
 // process is a program that runs until the test ends.
 type process struct{ *program.Process }
 
-// start starts a program and has it ended, with SIGTERM, when the test ends.
+// start starts a program, and ends it with SIGTERM when the test ends.
 func start(t *testing.T, path string, arguments ...string) process {
 	t.Helper()
 	command := exec.Command(path, arguments...)
@@ -77,8 +77,7 @@ func start(t *testing.T, path string, arguments ...string) process {
 	return process{p}
 }
 
-// await waits until the program has written what the expression matches, and
-// returns its first group.
+// await waits until the program's output matches, and returns the first group.
 func (p process) await(t *testing.T, written *regexp.Regexp) string {
 	t.Helper()
 	match, err := p.Await(written)
@@ -96,7 +95,7 @@ type scraped struct{ node, address string }
 
 var serves = regexp.MustCompile(`msg="Listening on" address=(\S+)`)
 
-// startServer starts one with the settings that the chart's PodMonitor makes.
+// startServer starts a server with the settings that the chart's PodMonitor makes.
 func startServer(t *testing.T, targets ...scraped) server {
 	t.Helper()
 	rules, err := filepath.Abs(rulesFile)
@@ -119,7 +118,7 @@ func startServer(t *testing.T, targets ...scraped) server {
 	return s
 }
 
-// ask puts the answer of Prometheus' HTTP API into data.
+// ask decodes the response of Prometheus' HTTP API into data.
 func (s server) ask(path string, parameters url.Values, data any) error {
 	response, err := http.Get("http://" + s.address + "/api/v1/" + path + "?" + parameters.Encode())
 	if err != nil {
@@ -139,7 +138,7 @@ func (s server) ask(path string, parameters url.Values, data any) error {
 	return nil
 }
 
-// vector is what a query returns now: a sample a line, sorted.
+// vector returns the query's result now: a sample a line, sorted.
 func (s server) vector(query string) ([]string, error) {
 	var data struct {
 		Result []struct {
@@ -168,8 +167,7 @@ func (s server) vector(query string) ([]string, error) {
 	return lines, nil
 }
 
-// series are the labels of each metric that the server has had, but for labels
-// without a value.
+// series returns the labels of each metric that the server has had, except labels without a value.
 func (s server) series() (map[string][]string, error) {
 	var data []map[string]string
 	if err := s.ask("series", url.Values{"match[]": {`{__name__!=""}`}}, &data); err != nil {

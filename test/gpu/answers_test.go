@@ -18,9 +18,9 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// TestAnswers notes how each call that reads is answered, for each GPU, MIG device and
-// instance: the value or the return code, or how an enumeration goes. docs/internals/nvml.md says
-// what nvml.h promises, and docs/internals/hardware.md what is to be learnt from it.
+// TestAnswers notes the answer to each reading call, for each GPU, MIG device and instance: the value or
+// the return code, or the course of an enumeration. docs/internals/nvml.md has what nvml.h promises, and
+// docs/internals/hardware.md what the findings answer.
 func TestAnswers(t *testing.T) {
 	program(t)
 	lib := open(t)
@@ -110,8 +110,8 @@ func noteDevice(t *testing.T, lib nvml.Library, of string, device nvml.Device) {
 	}))
 }
 
-// noteProfiles notes the GPU's profiles, and for each of them, and for those that are
-// published but not listed, where instances can be and how many there are.
+// noteProfiles notes the GPU's profiles. For each of them, and for those that are published but not listed,
+// it notes the placements and numbers of instances.
 func noteProfiles(t *testing.T, lib nvml.Library, of string, gpu nvml.Device) {
 	t.Helper()
 	var ids []int
@@ -130,7 +130,7 @@ func noteProfiles(t *testing.T, lib nvml.Library, of string, gpu nvml.Device) {
 		}
 	}
 	if len(ids) == 0 {
-		ids = []int{0} // How it refuses.
+		ids = []int{0} // To note the refusal.
 	}
 	slices.Sort(ids)
 	for _, id := range slices.Compact(ids) {
@@ -142,7 +142,7 @@ func noteProfiles(t *testing.T, lib nvml.Library, of string, gpu nvml.Device) {
 	}
 }
 
-// noteInstances notes the way from a MIG device to its instances.
+// noteInstances notes how a MIG device leads to its instances.
 func noteInstances(t *testing.T, lib nvml.Library, of string, gpu, device nvml.Device) {
 	t.Helper()
 	gi, err := lib.DeviceGetGpuInstanceId(device)
@@ -178,11 +178,11 @@ func noteInstances(t *testing.T, lib nvml.Library, of string, gpu, device nvml.D
 	}
 }
 
-// TestRights notes who asks: what the other findings mean depends on it.
+// TestRights notes the process's rights, on which the meaning of the other findings depends.
 func TestRights(t *testing.T) {
 	program(t)
 	note(t, "", "user", os.Geteuid())
-	// 4026531836 is the host's.
+	// 4026531836 is the host's PID namespace.
 	namespace, err := os.Readlink("/proc/self/ns/pid")
 	note(t, "", "PID namespace", answer(namespace, err))
 	status, err := os.ReadFile("/proc/self/status")
@@ -205,9 +205,8 @@ func TestRights(t *testing.T) {
 	note(t, "", "kernel module", answer(string(module), err))
 }
 
-// TestEvents notes the events that each GPU has, whether it can be registered for
-// them, and whether a wait, in which there should be none, ends before its time: nvml.h
-// allows that.
+// TestEvents notes the events that each GPU supports, whether it can be registered for them, and whether a
+// wait without events ends early, which nvml.h allows.
 func TestEvents(t *testing.T) {
 	program(t)
 	lib := open(t)
@@ -231,9 +230,9 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestOpenFiles notes which of the driver's device nodes this process has open at each
-// stage of a session: what is open while a GPU is to be reset is in the way. It also
-// notes who else has them open, as far as /proc shows it.
+// TestOpenFiles notes which of the driver's device nodes this process has open at each stage of a session:
+// an open node prevents a reset of the GPU. It also notes which other processes have them open, as far as
+// /proc shows it.
 func TestOpenFiles(t *testing.T) {
 	program(t)
 	open := func(stage string) { note(t, "", "open files "+stage, driverFiles("self")) }
@@ -274,8 +273,8 @@ func TestOpenFiles(t *testing.T) {
 	}
 }
 
-// TestRelease checks that a running Node has the device node of a GPU closed that it has released,
-// and notes what else it has open.
+// TestRelease checks that a running Node closes the device node of a GPU that it has released, and notes
+// what else it has open.
 func TestRelease(t *testing.T) {
 	program(t)
 	lib, err := driver.Open(driver.Options{})
@@ -311,7 +310,7 @@ func TestRelease(t *testing.T) {
 	must(t, <-ended)
 }
 
-// driverFiles are the driver's device nodes that the process of /proc has open, sorted.
+// driverFiles returns the driver's device nodes that the process of /proc has open, sorted.
 func driverFiles(process string) []string {
 	files := []string{}
 	descriptors, _ := filepath.Glob("/proc/" + process + "/fd/*")
@@ -324,7 +323,7 @@ func driverFiles(process string) []string {
 	return files
 }
 
-// command is the name of the process's program, in the PID namespace of these tests.
+// command returns the name of the process's program, in the PID namespace of these tests.
 func command(pid int) string {
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	if err != nil {
@@ -333,8 +332,8 @@ func command(pid int) string {
 	return strings.TrimSpace(string(name))
 }
 
-// enumerate is how a call answers for 0, 1, …: its value or the code, without what
-// follows when the same comes again and again.
+// enumerate returns a call's answers for 0, 1, …, each a value or a code. It stops when the same one
+// repeats.
 func enumerate(get func(int) (any, error)) []any {
 	var answers []any
 	for i := range 40 {
@@ -346,7 +345,7 @@ func enumerate(get func(int) (any, error)) []any {
 	return answers
 }
 
-// answer is the value, or the return code of the failed call.
+// answer returns the value, or the return code of the failed call.
 func answer(value any, err error) any {
 	if err != nil {
 		return code(err)

@@ -16,7 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/mps"
 )
 
-// The nvidia-smi of the C library's GPUs.
+// smi is the nvidia-smi for the C library's GPUs.
 const smi = `#!/bin/sh
 case "$1" in
 --query-gpu=*)
@@ -28,10 +28,9 @@ case "$1" in
 esac
 `
 
-// TestFindings plays the checks, but for TestServe, on the C library of the driver's tests,
-// each in the order of make test-gpu. It checks that they pass, and that each line of
-// docs/internals/hardware.md which says that something is noted names findings, and that there are
-// findings of these names.
+// TestFindings runs the checks, except TestServe, on the C library of the driver's tests, in the order of
+// make test-gpu. It checks that they pass, that each line of docs/internals/hardware.md which says that
+// something is noted names findings, and that findings of these names exist.
 func TestFindings(t *testing.T) {
 	compiler, err := exec.LookPath("cc")
 	if err != nil {
@@ -51,7 +50,7 @@ func TestFindings(t *testing.T) {
 	for name, content := range map[string]string{"nvidia-smi": smi, "nvidia-cap1": "to configure MIG", "nvidia-cap2": "to monitor it"} {
 		must(t, os.WriteFile(filepath.Join(folder, name), []byte(content), 0o700))
 	}
-	// TestMPS runs where this test may mount.
+	// TestMPS runs if this test may mount.
 	build = exec.CommandContext(t.Context(), compiler, "-shared", "-fPIC", "-o", filepath.Join(folder, "libcuda.so.1"), "testdata/cuda.c")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("cc: %v\n%s", err, output)

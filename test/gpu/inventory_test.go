@@ -54,8 +54,8 @@ func TestPartitions(t *testing.T) {
 	}
 }
 
-// TestProcesses checks that the memory of processes is what nvidia-smi says. Both
-// look at a moment, so a machine that works needs several.
+// TestProcesses checks that the memory of processes is what nvidia-smi reports. Both look at one moment, so
+// a busy machine takes several attempts.
 func TestProcesses(t *testing.T) {
 	program(t)
 	lib := open(t)
@@ -73,7 +73,7 @@ func TestProcesses(t *testing.T) {
 	t.Errorf("processes (-nvidia-smi +virgate):\n%s", diff)
 }
 
-// processes is the memory in MiB by GPU and process, as nvidia-smi writes it.
+// processes returns the memory in MiB by GPU and process, in nvidia-smi's format.
 func processes(t *testing.T, lib nvml.Library) map[string]string {
 	t.Helper()
 	found := map[string]string{}

@@ -29,7 +29,7 @@ import (
 	"github.com/virgate/virgate/test/shortdir"
 )
 
-// TestMain is also what the supervisor of TestMPS starts a daemon with.
+// TestMain is also the program with which the supervisor of TestMPS starts a daemon.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[2] == mps.InDriverRoot {
 		_, _ = fmt.Fprintln(os.Stderr, mps.EnterDriverRoot(os.Args[3:]))

@@ -12,7 +12,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// note leaves a finding about a GPU, or about the machine, in findings.jsonl, in $OUT.
+// note writes a finding about a GPU, or about the machine, to findings.jsonl in $OUT.
 func note(t *testing.T, of, what string, value any) {
 	t.Helper()
 	if duration, ok := value.(time.Duration); ok {
@@ -32,7 +32,7 @@ func note(t *testing.T, of, what string, value any) {
 	must(t, file.Close())
 }
 
-// elapsed is for notes of how long the driver takes.
+// elapsed measures the driver's times for notes.
 func elapsed(began time.Time) time.Duration {
 	return time.Since(began) //nolint:forbidigo // measured to be noted, not judged
 }
@@ -44,8 +44,8 @@ type finding struct {
 	Value any    `json:"value"`
 }
 
-// TestTimes notes what a session with the driver and the calls of a probe cost, these
-// with deadlines and without. machine.txt says whether the persistence daemon runs.
+// TestTimes notes the cost of a session with the driver and of a probe's calls, with deadlines and without.
+// machine.txt says whether the persistence daemon runs.
 func TestTimes(t *testing.T) {
 	program(t)
 	for _, when := range []string{"first", "second"} {

@@ -26,9 +26,8 @@ sharing:
 	patience = 5 * time.Minute
 )
 
-// TestServe runs the program between this machine's driver and a simulated
-// kubelet: the GPUs are advertised in replicas, a pod gets one, and the program
-// ends when it is told to.
+// TestServe runs the program between this machine's driver and a simulated kubelet: the GPUs are advertised
+// in replicas, a pod gets one, and the program ends when it is told to.
 func TestServe(t *testing.T) {
 	virgate := program(t)
 	gpus, err := nvml.Scan(open(t))

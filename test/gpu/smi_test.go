@@ -10,7 +10,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml/driver"
 )
 
-// program is the path of the program to check.
+// program returns the path of the program to check.
 func program(t *testing.T) string {
 	t.Helper()
 	path := os.Getenv("VIRGATE")
@@ -20,7 +20,7 @@ func program(t *testing.T) string {
 	return path
 }
 
-// query asks nvidia-smi for a table: of each line the trimmed cells.
+// query returns nvidia-smi's table, with trimmed cells.
 func query(t *testing.T, what string) [][]string {
 	t.Helper()
 	output, err := exec.CommandContext(t.Context(), "nvidia-smi", "--query-"+what, "--format=csv,noheader,nounits").Output()
@@ -36,7 +36,7 @@ func query(t *testing.T, what string) [][]string {
 	return rows
 }
 
-// open opens this machine's driver until the test ends, with deadlines as the program.
+// open opens this machine's driver until the test ends, with the program's deadlines.
 func open(t *testing.T) nvml.Library {
 	t.Helper()
 	lib := nvml.WithDeadlines(bare(t), nvml.Limits{})

@@ -20,9 +20,9 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// clusterOf has that many nodes with 8 GPUs each: shared, whole and with partitions, some unhealthy, some
-// without a status page. With each round one in fifteen has other holders, as when all do within the 30 s in
-// which a Watcher reads each status page once, and the page asks every 2 s.
+// clusterOf returns that many nodes with 8 GPUs each: shared, whole and with partitions, some unhealthy,
+// some without a status page. In each round one in fifteen has other holders, as if all of them changed
+// within the 30 s in which a Watcher reads each status page once, while the page asks every 2 s.
 func clusterOf(count, round int) *cluster.Snapshot {
 	s := &cluster.Snapshot{At: time.Now(), Statuses: map[string]cluster.Status{}}
 	healthy := status.Health{State: sharing.Healthy}
@@ -77,9 +77,9 @@ func clusterOf(count, round int) *cluster.Snapshot {
 	return s
 }
 
-// watched is appended to the page's own script: it writes into the document for how many milliseconds
-// the page was busy at once when it was read, when it took in what had changed, and at worst since then. The
-// style sheet holds up the end of loading, which --dump-dom waits for.
+// watched is appended to the page's own script. It writes into the document how many milliseconds the page
+// was busy at once: while it loaded, while it took in changes, and at worst since then. The style sheet
+// delays the end of loading, for which --dump-dom waits.
 const watched = `
 const busy = { load: 0, since: 0, takes: [] };
 const tell = list => {
@@ -98,11 +98,11 @@ hold.href = "hold.css";
 document.head.append(hold);
 `
 
-// refreshes is how often the page asks for tiles before the test looks at it.
+// refreshes is how often the page requests tiles before the test looks at it.
 const refreshes = 4
 
-// clusterPage serves the page of that many nodes, which has a new snapshot each time it is asked for
-// tiles. If it is to be watched, loading ends when it has asked often enough.
+// clusterPage serves the page of that many nodes, with a new snapshot for each request of tiles. If watch
+// is true, loading ends after enough requests.
 func clusterPage(t *testing.T, count int, watch bool) (address string) {
 	t.Helper()
 	var asked atomic.Int64
@@ -138,8 +138,8 @@ func clusterPage(t *testing.T, count int, watch bool) (address string) {
 	return strings.TrimPrefix(server.URL, "http://")
 }
 
-// TestClusterPage: the page of kubectl virgate --serve in a browser, with 1, 50 and 1,000 nodes: the
-// filters of its address are in force, it takes in what changes, and it breaks no policy of its own.
+// TestClusterPage checks the page of kubectl virgate --serve in a browser, with 1, 50 and 1,000 nodes: the
+// filters of its address apply, it takes in changes, and it does not break its own policy.
 func TestClusterPage(t *testing.T) {
 	path := chromium(t)
 	for _, count := range []int{1, 50, repeat.Times(300, 1000)} {
@@ -195,7 +195,7 @@ func TestClusterPage(t *testing.T) {
 	})
 }
 
-// TestRenewal: the page of a node takes in what has changed without a reload, and leaves the rest alone.
+// TestRenewal checks that a node's page takes in changes without a reload, and leaves the rest alone.
 func TestRenewal(t *testing.T) {
 	var asked atomic.Int64
 	enough := make(chan struct{})
@@ -233,7 +233,7 @@ func TestRenewal(t *testing.T) {
 	}
 }
 
-// held holds up the end of loading, and then says whether an element that does not change is still the same.
+// held delays the end of loading, and then reports whether an unchanged element is still the same.
 const held = `
 const first = document.querySelector("h1"), hold = document.createElement("link");
 hold.rel = "stylesheet";

@@ -37,8 +37,7 @@ func chromium(t *testing.T) string {
 	return path
 }
 
-// browser opens the page and returns the document as it understood it, and what
-// it complained of.
+// browser opens the page and returns the document as it understood it, and its complaints.
 type browser struct {
 	t                   *testing.T
 	path, address, page string
@@ -50,7 +49,7 @@ func (b browser) run(arguments ...string) (output, complaints string) {
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
 	command := exec.CommandContext(ctx, b.path, append([]string{
-		// The sandbox needs a user that is not root; only the page of this test is opened.
+		// The sandbox does not work as root; the browser only opens this test's page.
 		"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
 		"--user-data-dir=" + b.t.TempDir(), "--enable-logging=stderr",
 	}, append(arguments, "http://"+b.address+b.page)...)...)
@@ -62,11 +61,11 @@ func (b browser) run(arguments ...string) (output, complaints string) {
 	return stdout.String(), stderr.String()
 }
 
-// narrow is how wide a telephone is, in CSS pixels.
+// narrow is a telephone's width in CSS pixels.
 const narrow = 390
 
-// frame shows a page as narrow as a telephone, which chromium's own window cannot be, and tells of what does
-// not fit into it: the page, and elements whose content is cut or must be scrolled.
+// frame shows a page at a telephone's width, which chromium's own window cannot have. It reports what does
+// not fit: the page, and elements whose content is cut or must be scrolled.
 const frame = `<!DOCTYPE html><title>frame</title><body style="margin:0"><iframe id="f" src="%s" style="border:0;width:%dpx;height:%dpx"></iframe><script>
 addEventListener("load", () => {
   const page = document.getElementById("f").contentDocument, cut = [];
@@ -77,7 +76,8 @@ addEventListener("load", () => {
 });
 </script>`
 
-// checkNarrow looks at the page at the width of a telephone: everything must be there without scrolling aside.
+// checkNarrow checks the page at a telephone's width: everything must be visible without scrolling
+// sideways.
 func (b browser) checkNarrow(t *testing.T, name, path string) {
 	t.Helper()
 	b.t = t
@@ -110,7 +110,8 @@ func (b browser) checkNarrow(t *testing.T, name, path string) {
 	}
 }
 
-// TestPicture: the picture of the README is drawn where only images may be, which load and run nothing.
+// TestPicture checks that the README's picture is drawn as an image, which may neither load nor run
+// anything.
 func TestPicture(t *testing.T) {
 	data, err := os.ReadFile("../../docs/status.svg")
 	if err != nil {
@@ -136,7 +137,7 @@ func TestPicture(t *testing.T) {
 	}
 }
 
-// screenshots is the folder for pictures. SCREENSHOTS keeps them for a person to look at.
+// screenshots is the folder for pictures. SCREENSHOTS keeps them for inspection.
 func screenshots(t *testing.T) string {
 	if folder := os.Getenv("SCREENSHOTS"); folder != "" {
 		return folder
@@ -144,8 +145,8 @@ func screenshots(t *testing.T) string {
 	return t.TempDir()
 }
 
-// demo starts the program with a simulated node and kubelet, and returns its
-// HTTP address, and that of its cluster's page, when all of its pods run.
+// demo starts the program with a simulated node and kubelet. It returns its HTTP address and that of its
+// cluster's page when all of its pods run.
 func demo(t *testing.T) (address, cluster string) {
 	t.Helper()
 	virgate, err := program.Build(t.TempDir(), "virgate-demo")
@@ -183,7 +184,7 @@ func TestPage(t *testing.T) {
 		b.t = t
 		end := time.Now().Add(patience)
 		var document, complaints string
-		for time.Now().Before(end) && !strings.Contains(document, "% compute") { // The first sample comes after seconds.
+		for time.Now().Before(end) && !strings.Contains(document, "% compute") { // The first sample takes seconds.
 			document, complaints = b.run("--dump-dom")
 		}
 		for _, want := range []string{
@@ -193,7 +194,7 @@ func TestPage(t *testing.T) {
 				t.Errorf("the document lacks %q", want)
 			}
 		}
-		// A browser says so when the page breaks its own policy.
+		// A browser complains when the page breaks its own policy.
 		if strings.Contains(complaints, "CONSOLE") || strings.Contains(complaints, "Content Security Policy") {
 			t.Errorf("the browser complains:\n%s", complaints)
 		}
@@ -235,8 +236,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// isDark says whether the picture's edge, which has the page's ground, is darker
-// than half.
+// isDark reports whether the picture's edge, which shows the page's background, is darker than half.
 func isDark(t *testing.T, path string) bool {
 	t.Helper()
 	file, err := os.Open(path)

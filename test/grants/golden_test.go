@@ -15,14 +15,13 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files instead of comparing with them")
 
-// request is for devices of a resource of a node, by their places in its list.
+// request is a request for devices of a node's resource, by their places in its list.
 type request struct {
 	node, resource string
 	places         []int
 }
 
-// requests are for whole GPUs, for shares of which two are of one GPU, and for
-// partitions.
+// requests are for whole GPUs, for shares (two of them of one GPU), and for partitions.
 func requests() []request {
 	return []request{
 		{"dgx-a100", "nvidia.com/gpu", []int{3, 1}},
@@ -78,7 +77,7 @@ func indented(t *testing.T, s stage, r request) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// protojson varies its blanks on purpose.
+	// protojson varies its whitespace on purpose.
 	var out bytes.Buffer
 	if err := json.Indent(&out, data, "", "  "); err != nil {
 		t.Fatal(err)

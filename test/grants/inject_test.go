@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// entriesOf are the CDI entries that an answer names, as a runtime finds them.
+// entriesOf returns the CDI entries of an answer, as a runtime finds them.
 func entriesOf(t *testing.T, answer *api.ContainerAllocateResponse) []string {
 	t.Helper()
 	_, entries, err := cdilib.ParseAnnotations(answer.Annotations)
@@ -45,9 +45,8 @@ func inject(t *testing.T, specs string, entries []string) *oci.Spec {
 	return container
 }
 
-// TestEntriesAreInjected takes each kind of CDI answer to the end: the
-// container has the device nodes of its units, and NVIDIA's runtime is told to
-// keep out.
+// TestEntriesAreInjected follows each kind of CDI answer to the end: the container has the device nodes of
+// its units, and NVIDIA's runtime is told not to act.
 func TestEntriesAreInjected(t *testing.T) {
 	for _, flags := range []string{
 		"{migStrategy: mixed, plugin: {deviceListStrategy: cdi-annotations}}",
@@ -90,8 +89,8 @@ func nodesOf(s stage, resource sharing.Resource, places []int) []string {
 	return nodes
 }
 
-// TestTwoResourcesInOneContainer joins the answers of two resources as the
-// kubelet does, and finds both GPUs in the container.
+// TestTwoResourcesInOneContainer joins the answers of two resources as the kubelet does, and checks that
+// the container has both GPUs.
 func TestTwoResourcesInOneContainer(t *testing.T) {
 	const profile = "\nsharing: {timeSlicing: {resources: [{name: gpu, devices: 1, replicas: 2, rename: shared}]}}"
 	for _, strategy := range []string{"cdi-annotations", "cdi-cri", "volume-mounts", "driver-mounts"} {
@@ -130,8 +129,8 @@ func TestTwoResourcesInOneContainer(t *testing.T) {
 	}
 }
 
-// TestFilesAreNVIDIAs checks that the specs lie where NVIDIA's plugin writes its
-// own: a second file with the same entries would make both unusable.
+// TestFilesAreNVIDIAs checks that the specs have the paths of NVIDIA's plugin: a second file with the same
+// entries would make both unusable.
 func TestFilesAreNVIDIAs(t *testing.T) {
 	s := newStage(t, "dgx-a100", "flags: {gdsEnabled: true, plugin: {deviceListStrategy: cdi-cri}}")
 	var names []string

@@ -1,6 +1,6 @@
-// Package grants allocates on simulated nodes, through the plugin's socket and
-// with all that a running Virgate gathers for grants, and compares whole
-// answers with golden files, one a profile. After an intended change:
+// Package grants allocates on simulated nodes, through the plugin's socket and with all that a running
+// Virgate collects for grants. It compares whole answers with golden files, one for each profile. After an
+// intended change:
 //
 //	go test ./test/grants -update
 package grants
@@ -37,14 +37,14 @@ import (
 type stage struct {
 	plan  sharing.Plan
 	ready grant.Host
-	// nodes are the device nodes of each unit, whatever the strategy needs.
+	// nodes are the device nodes of each unit, for every strategy.
 	nodes map[string][]string
 	// root is the node's file system, specs the folder with its CDI specs, dir
 	// the kubelet's.
 	root, specs, dir string
 }
 
-// newStage serves the profile on a node that has the driver of a host installed.
+// newStage serves the profile on a node with a host's installed driver.
 func newStage(t *testing.T, nodeName, profile string) stage {
 	t.Helper()
 	library, err := simnode.New(nodeName)
@@ -91,8 +91,7 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 	return s
 }
 
-// hostRoot makes a file system with what a driver brings; nvidia-modeset is not
-// loaded.
+// hostRoot makes a file system with a driver's files; nvidia-modeset is not loaded.
 func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
 	t.Helper()
 	root := t.TempDir()
@@ -124,7 +123,7 @@ func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
 			t.Fatal(err)
 		}
 	}
-	// An IMEX channel is a device, as a link to one is.
+	// An IMEX channel is a device; a link to one counts.
 	channel := filepath.Join(root, devRoot, grant.IMEXNode("0"))
 	if err := errors.Join(os.MkdirAll(filepath.Dir(channel), 0o755), os.Symlink("/dev/null", channel)); err != nil {
 		t.Fatal(err)
@@ -132,15 +131,15 @@ func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
 	return root
 }
 
-// The driver numbers the capabilities of each GPU's GPU instances, of so many compute instances each,
-// in this order from firstMinor on.
+// The driver numbers the capabilities of each GPU's GPU instances in this order from firstMinor on, each
+// with this many compute instances.
 const (
 	firstMinor = 3
 	instances  = 15
 	computes   = 8
 )
 
-// allocate asks for devices of a resource, by their places in its list.
+// allocate requests devices of a resource, by their places in its list.
 func (s stage) allocate(t *testing.T, resource string, places ...int) *api.ContainerAllocateResponse {
 	t.Helper()
 	request := &api.ContainerAllocateRequest{}

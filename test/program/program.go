@@ -1,5 +1,5 @@
-// Package program builds Virgate's programs and starts them, for tests that need it as a separate process. What
-// can be tested within one process uses internal/daemon.
+// Package program builds Virgate's programs and starts them, for tests that need a separate process. Tests
+// within one process use internal/daemon.
 package program
 
 import (

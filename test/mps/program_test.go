@@ -1,5 +1,5 @@
-// Package mps_test plays the whole program with GPUs that are shared by MPS: virgate run, virgate
-// mps with the stand-in for NVIDIA's daemon, a simulated node and a simulated kubelet.
+// Package mps_test runs the whole program with GPUs that are shared by MPS: virgate run, virgate mps with
+// the stand-in for NVIDIA's daemon, a simulated node and a simulated kubelet.
 package mps_test
 
 import (
@@ -58,7 +58,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Servers of any user enter both.
+	// Servers of any user must be able to enter both.
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Mkdir(filepath.Join(dir, "mps"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// start runs until stop or the end of the test.
+// start calls run until stop or the end of the test.
 func (w *world) start(run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -129,7 +129,7 @@ func (w *world) supervise() (stop func()) {
 	})
 }
 
-// profile makes text the profile, by a rename as a mounted ConfigMap does.
+// profile replaces the profile by a rename, as a mounted ConfigMap does.
 func (w *world) profile(text string) {
 	w.t.Helper()
 	path := filepath.Join(w.dir, "profile.yaml")
@@ -145,7 +145,7 @@ func (w *world) profile(text string) {
 	}
 }
 
-// shows waits until the kubelet could give exactly so many devices of nvidia.com/gpu.
+// shows waits until the kubelet can grant exactly this many devices of nvidia.com/gpu.
 func (w *world) shows(allocatable int) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
@@ -169,7 +169,7 @@ func (w *world) mode(want sharing.ComputeMode) {
 	})
 }
 
-// root is the directory of MPS. virgate run removes sockets in the kubelet's.
+// root is the directory of MPS, outside the kubelet's, in which virgate run removes sockets.
 func (w *world) root() string { return filepath.Join(w.dir, "mps") }
 
 func (w *world) pipe() string { return filepath.Join(w.root(), w.uuid, "pipe") }
@@ -194,7 +194,7 @@ func (w *world) pod(name string) {
 	}
 }
 
-// connect has the pod's program begin to compute.
+// connect has the pod's program start to compute.
 func (w *world) connect(pid int) *simmps.Client {
 	w.t.Helper()
 	client, err := simmps.Connect(w.t.Context(), w.pipe(), pid)
@@ -205,8 +205,8 @@ func (w *world) connect(pid int) *simmps.Client {
 	return client
 }
 
-// TestSwitches changes how a GPU is shared, back and forth: its daemon and the compute mode come
-// and go with it, and wait for those who compute.
+// TestSwitches changes the sharing mode of a GPU back and forth. Its daemon and the compute mode change
+// with it, and wait for programs that compute.
 func TestSwitches(t *testing.T) {
 	w := newWorld(t)
 	w.profile(exclusive)
@@ -225,7 +225,7 @@ func TestSwitches(t *testing.T) {
 	if err := w.node.AddProcess(0, simnode.WholeGPU, 7, 0); err == nil {
 		t.Error("a process that is no client computes on the GPU")
 	}
-	w.profile(bySlices) // Has to wait for the pod: no share of the new kind.
+	w.profile(bySlices) // This waits for the pod: no share of the new kind.
 	w.shows(0)
 	w.mode(sharing.ExclusiveProcess)
 	_ = client.Close()
@@ -238,7 +238,7 @@ func TestSwitches(t *testing.T) {
 		t.Error("the daemon's directory is there still")
 	}
 
-	if err := w.node.AddProcess(0, simnode.WholeGPU, 8, 0); err != nil { // Somebody computes.
+	if err := w.node.AddProcess(0, simnode.WholeGPU, 8, 0); err != nil { // A program computes.
 		t.Fatal(err)
 	}
 	w.profile(byMPS)
@@ -254,7 +254,8 @@ func TestSwitches(t *testing.T) {
 	w.mode(sharing.DefaultComputeMode)
 }
 
-// TestDaemonFaults: while the daemon does not serve, nobody gets a share; then all come back.
+// TestDaemonFaults checks that no pod gets a share while the daemon does not serve, and that all shares
+// come back.
 func TestDaemonFaults(t *testing.T) {
 	for _, fault := range []string{"die", "hang"} {
 		t.Run(fault, func(t *testing.T) {
@@ -272,8 +273,8 @@ func TestDaemonFaults(t *testing.T) {
 	}
 }
 
-// TestRestarts: virgate run comes back to the daemon that it left, with its clients; virgate mps
-// starts it again.
+// TestRestarts checks that a new virgate run finds the daemon that the old one left, with its clients, and
+// that virgate mps restarts it.
 func TestRestarts(t *testing.T) {
 	w := newWorld(t)
 	w.profile(byMPS)
@@ -281,7 +282,7 @@ func TestRestarts(t *testing.T) {
 	w.shows(4)
 	w.pod("one")
 	client := w.connect(100)
-	stopRun() // Nothing else keeps the GPU as it is, in this simulation.
+	stopRun() // In this simulation nothing else keeps the GPU's state.
 	w.run()
 	w.shows(4)
 	w.mode(sharing.ExclusiveProcess)

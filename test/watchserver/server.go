@@ -1,4 +1,5 @@
-// Package watchserver has an API server of one kind of objects in memory, for tests of what lists and watches.
+// Package watchserver is an in-memory API server of one kind of objects, for tests of code that lists and
+// watches.
 package watchserver
 
 import (
@@ -15,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// Server has objects of one kind as an API server has them: every change
-// has a version, a list says up to which, and a watch goes on from one. It can
-// be away, end watches and forget old versions.
+// Server stores objects of one kind as an API server does: every change has a version, a list has the
+// version of the newest change, and a watch starts from a version. It can be away, end watches and forget
+// old versions.
 type Server struct {
 	mu      sync.Mutex
 	version int
@@ -27,7 +28,7 @@ type Server struct {
 	forgotten int
 	away      error
 	watches   map[*openWatch]bool
-	// lists and opened count requests that were answered.
+	// lists and opened count answered requests.
 	lists, opened int
 }
 
@@ -41,7 +42,7 @@ func New() *Server {
 	return &Server{version: 1, objects: map[string]runtime.Object{}, watches: map[*openWatch]bool{}}
 }
 
-// openWatch is a watch in progress; more is closed and made anew at each event.
+// openWatch is a watch in progress; more is closed and replaced at each event.
 type openWatch struct {
 	server *Server
 	out    chan watch.Event
@@ -52,7 +53,7 @@ type openWatch struct {
 func (w *openWatch) ResultChan() <-chan watch.Event { return w.out }
 func (w *openWatch) Stop()                          { w.once.Do(func() { close(w.stop) }) }
 
-// Change puts the object, or with nil removes the name.
+// Change stores the object, or removes the name if it is nil.
 func (s *Server) Change(name string, object runtime.Object) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -83,7 +84,7 @@ func (s *Server) Change(name string, object runtime.Object) {
 	}
 }
 
-// SetAway makes the server unreachable, nil reachable. Watches end.
+// SetAway makes all requests fail with the error; nil makes the server reachable again. Watches end.
 func (s *Server) SetAway(err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,8 +92,7 @@ func (s *Server) SetAway(err error) {
 	s.endWatches()
 }
 
-// Expire ends all watches and forgets what happened so far, so that none can go
-// on from where it was.
+// Expire ends all watches and forgets what happened so far, so that none can resume.
 func (s *Server) Expire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -101,7 +101,7 @@ func (s *Server) Expire() {
 	s.endWatches()
 }
 
-// Drop ends all watches; they can go on from where they were.
+// Drop ends all watches; they can resume.
 func (s *Server) Drop() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,7 +115,7 @@ func (s *Server) endWatches() {
 	}
 }
 
-// List answers with all objects.
+// List returns all objects.
 func (s *Server) List(context.Context, metav1.ListOptions) (runtime.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +130,7 @@ func (s *Server) List(context.Context, metav1.ListOptions) (runtime.Object, erro
 	return list, nil
 }
 
-// Watch answers with what has changed since a version, and then with every change.
+// Watch returns the changes since a version, and then every later one.
 func (s *Server) Watch(_ context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -143,7 +143,7 @@ func (s *Server) Watch(_ context.Context, options metav1.ListOptions) (watch.Int
 	}
 	w := &openWatch{server: s, out: make(chan watch.Event, 10_000), stop: make(chan struct{})}
 	if from < s.forgotten {
-		// A server may tell by an event, too.
+		// A server may also report this by an event.
 		gone := apierrors.NewResourceExpired("too old").Status()
 		gone.Code = http.StatusGone
 		w.out <- watch.Event{Type: watch.Error, Object: &gone}

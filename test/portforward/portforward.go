@@ -1,4 +1,4 @@
-// Package portforward is the other side of kubectl port-forward, for tests without an API server and a
+// Package portforward is the server side of kubectl port-forward, for tests without an API server and a
 // kubelet: a WebSocket, SPDY in it, and two streams for each connection.
 package portforward
 
@@ -18,8 +18,8 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
-// Serve answers a request for pods/portforward with a connection to one port of the pod, which dial makes. The
-// client is told of dial's error as the kubelet tells it. Serve returns when the client or the pod has gone.
+// Serve answers a request for pods/portforward with a connection to one port of the pod, which dial opens.
+// The client gets dial's error as from the kubelet. Serve returns when the client or the pod has gone.
 func Serve(w http.ResponseWriter, r *http.Request, dial func(port string) (net.Conn, error)) error {
 	upgrader := websocket.Upgrader{Subprotocols: []string{protocol.WebsocketsSPDYTunnelingPortForwardV1}}
 	socket, err := upgrader.Upgrade(w, r, nil)
@@ -75,7 +75,7 @@ func Serve(w http.ResponseWriter, r *http.Request, dial func(port string) (net.C
 	return client.Close()
 }
 
-// Pipe is a connection to a server that has this one alone.
+// Pipe is a connection to a server that serves only this one.
 func Pipe(handler http.Handler) net.Conn {
 	ours, theirs := net.Pipe()
 	listener := &single{connections: make(chan net.Conn, 1)}
@@ -115,5 +115,5 @@ func (s *single) Close() error {
 	return nil
 }
 
-// Addr is no address.
+// Addr is a placeholder.
 func (*single) Addr() net.Addr { return &net.UnixAddr{Name: "single", Net: "unix"} }

@@ -20,8 +20,8 @@ const (
 	end   = "<!-- end of the table -->"
 )
 
-// Compare checks that the page's table of the program is as the program's commands say, or, with update,
-// writes it.
+// Compare checks that the page's table of the program matches the program's commands. With update, it
+// writes the table.
 func Compare(t *testing.T, program string, root *cli.Command, update bool) {
 	t.Helper()
 	text, err := os.ReadFile(page)

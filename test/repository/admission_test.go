@@ -23,8 +23,8 @@ func ownNodePolicy(t *testing.T) string {
 	return string(policy)
 }
 
-// TestPolicyComparesNode checks that the own-node policy looks at each field of a Node: one that
-// Kubernetes adds would be Virgate's to write.
+// TestPolicyComparesNode checks that the own-node policy compares each field of a Node: Virgate could write
+// a field that Kubernetes adds.
 func TestPolicyComparesNode(t *testing.T) {
 	policy := ownNodePolicy(t)
 	compares := func(path string) bool {
@@ -38,7 +38,7 @@ func TestPolicyComparesNode(t *testing.T) {
 			field := of.Field(i)
 			name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
 			switch path := prefix + name; {
-			case path == "": // TypeMeta: another one is another resource.
+			case path == "": // Another TypeMeta is another resource.
 			case path == "metadata":
 				walk("metadata.", field.Type, map[string]string{
 					"name":                       "cannot be changed",
@@ -64,8 +64,8 @@ func TestPolicyComparesNode(t *testing.T) {
 	walk("", reflect.TypeFor[corev1.Node](), nil)
 }
 
-// TestPolicyAnnotations checks that the own-node policy allows the annotations that Virgate writes,
-// by their names, and no other.
+// TestPolicyAnnotations checks that the own-node policy allows exactly the annotations that Virgate writes,
+// by name.
 func TestPolicyAnnotations(t *testing.T) {
 	policy := ownNodePolicy(t)
 	list := regexp.MustCompile(`name: ownAnnotations\n +expression: '\[(.*)\]'`).FindStringSubmatch(policy)

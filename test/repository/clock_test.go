@@ -9,12 +9,11 @@ import (
 	"testing"
 )
 
-// clockCall is a line that sleeps or looks how much time has passed.
+// clockCall matches a line that sleeps or measures time.
 var clockCall = regexp.MustCompile(`\btime\.(Sleep|After|Since)\(`)
 
-// TestOtherModulesKeepNoTime holds the rule of .golangci.yml for tests, neither to sleep nor
-// to judge by the clock, in the modules that make lint does not read: it would need
-// Kubernetes' types.
+// TestOtherModulesKeepNoTime checks .golangci.yml's rule for tests, neither to sleep nor to judge by the
+// clock, in the modules that make lint does not read, because that would require Kubernetes' types.
 func TestOtherModulesKeepNoTime(t *testing.T) {
 	read := 0
 	for _, module := range []string{"test/kubernetes", "test/chart", "cmd/image"} {

@@ -11,7 +11,7 @@ import (
 	"github.com/virgate/virgate/test/program"
 )
 
-// command is what a document says to type: `virgate mig plan --name x`.
+// command is a command in a document: `virgate mig plan --name x`.
 type command struct {
 	// program is virgate, kubectl-virgate or virgate-demo.
 	program string
@@ -23,17 +23,17 @@ type command struct {
 
 var (
 	code = regexp.MustCompile("(?s)```.*?\n(.*?)```|`([^`\n]+)`")
-	// end is where a command ends within its line.
+	// end matches where a command ends within its line.
 	end = regexp.MustCompile(` [#|&>]|;|\n`)
-	// joint is where a command goes on in the next line.
+	// joint matches where a command continues in the next line.
 	joint = regexp.MustCompile(`\\\n\s*`)
-	// call is the last of the line: kubectl has others before it.
+	// call matches the last command of the line: kubectl has others before it.
 	call     = regexp.MustCompile(`^(?:.*[\s/])?(?:(virgate) ([a-z].*)|(kubectl-virgate|virgate-demo)(?: (.*))?)$`)
 	word     = regexp.MustCompile(`^[a-z][a-z-]*$`)
 	longFlag = regexp.MustCompile(`^\[?(--[a-z][a-z-]*)`)
 )
 
-// commands are those of the programs in the code of the text.
+// commands returns the programs' commands in the code of the text.
 func commands(text string) []command {
 	var found []command
 	for _, match := range code.FindAllStringSubmatch(text, -1) {
@@ -59,7 +59,7 @@ func commands(text string) []command {
 	return found
 }
 
-// helpTexts asks the programs for their help, each once.
+// helpTexts caches the help texts of the programs.
 type helpTexts struct {
 	folder string
 	help   map[string]string
@@ -84,8 +84,7 @@ func (p *helpTexts) helpOf(t *testing.T, program string, words ...string) string
 	return p.help[key]
 }
 
-// TestCommands checks that each command of the documents is one of the programs,
-// with flags that its help names.
+// TestCommands checks that each command in the documents exists, with flags that its help names.
 func TestCommands(t *testing.T) {
 	p := &helpTexts{folder: t.TempDir(), help: map[string]string{}}
 	for _, name := range []string{"virgate", "kubectl-virgate", "virgate-demo"} {

@@ -1,7 +1,7 @@
-// Package repository checks what the compiler does not. Documents: links resolve, commands have the
-// flags that are shown, profiles are valid, and the tests, files and messages that a page names exist.
-// Examples: each plans what its golden file says. Imports: each package imports what its layer may.
-// Licences: those of what is linked.
+// Package repository checks what the compiler does not. Documents: links resolve, commands have the flags
+// that are shown, profiles are valid, and the tests, files and messages that a page names exist. Examples:
+// each plans what its golden file says. Imports: each package imports only what its layer allows. Licences:
+// those of all linked modules.
 package repository
 
 import (
@@ -41,7 +41,7 @@ func documents(t *testing.T) map[string]string {
 	return texts
 }
 
-// prose is the text without its code blocks.
+// prose returns the text without its code blocks.
 func prose(text string) []string {
 	var lines []string
 	block := false

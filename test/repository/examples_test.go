@@ -18,8 +18,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// nodes are unlike enough that each example does something on one of them and
-// has nothing to do on another.
+// nodes differ so much that each example has an effect on one of them and none on another.
 func nodes() []string {
 	return []string{
 		"dgx-a100", "dgx-a100+all-1g.5gb", "dgx-a100+all-balanced", "dgx-h100",
@@ -81,7 +80,7 @@ func compare(t *testing.T, golden, got string) {
 	}
 }
 
-// plans describes what the example makes of each node.
+// plans describes the example's plan for each node.
 func plans(t *testing.T, file string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(repository, "configs", file))
@@ -107,7 +106,7 @@ func plans(t *testing.T, file string) string {
 	return text.String()
 }
 
-// describe writes all of a plan that a user of the example would care about.
+// describe returns the parts of a plan that matter to a user of the example.
 func describe(plan sharing.Plan) string {
 	var text strings.Builder
 	for _, r := range plan.Resources {

@@ -14,8 +14,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestFeatureLabelNames checks that the chart's policy allows the feature labels, and none by
-// which others decide what runs on a node; and that docs/reference/feature-labels.md has them all.
+// TestFeatureLabelNames checks that the chart's policy allows the feature labels, but none that other
+// programs use to decide what runs on a node, and that docs/reference/feature-labels.md lists all of them.
 func TestFeatureLabelNames(t *testing.T) {
 	template, err := os.ReadFile(filepath.Join(repository, "charts/virgate/templates/admission-own-node.yaml"))
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestImageOfTheChart checks that make builds the image that the chart asks for by default, or the
-// one that it is told to build.
+// TestImageOfTheChart checks that make builds the image that the chart uses by default, or the requested
+// one.
 func TestImageOfTheChart(t *testing.T) {
 	chart, err := os.ReadFile(filepath.Join(repository, "charts/virgate/Chart.yaml"))
 	if err != nil {

@@ -15,10 +15,9 @@ import (
 
 const module = "github.com/virgate/virgate/"
 
-// arrows are which of our packages each package may import: those named and no
-// others, for the folder and what lies below it. docs/explanation/architecture.md has
-// the layers. The linter (.golangci.yml) holds the libraries of each package and what
-// is pure; this holds the arrows for whoever runs `make test`.
+// arrows are the packages that each of our packages may import, for the folder and those below it.
+// docs/explanation/architecture.md has the layers. The linter (.golangci.yml) checks each package's
+// libraries and what is pure; this test checks the arrows in `make test`.
 var arrows = map[string][]string{
 	"mig":             {},
 	"sharing":         {"mig"},
@@ -74,7 +73,7 @@ var arrows = map[string][]string{
 	"internal/migcaps":      {},
 }
 
-// forbidden says why folder must not import path; "" when it may.
+// forbidden returns why folder must not import path; "" when it may.
 func forbidden(folder, path string) string {
 	nearest := ""
 	for at := range arrows {
@@ -97,8 +96,8 @@ func forbidden(folder, path string) string {
 	return ""
 }
 
-// TestImports holds the arrows in this repository. Files may be built with cgo
-// only or without cgo only, so it looks at both; listing needs no C compiler.
+// TestImports checks the arrows in this repository. Files may be built only with or only without cgo, so it
+// checks both; listing needs no C compiler.
 func TestImports(t *testing.T) {
 	readFolders(t)
 	for _, cgo := range []string{"CGO_ENABLED=0", "CGO_ENABLED=1"} {
@@ -135,8 +134,8 @@ func TestImports(t *testing.T) {
 	}
 }
 
-// TestLinked checks that the node's program carries nothing of what people run on their own machine,
-// such as the clientset of every API of Kubernetes, and no simulator but the one of --node sim:.
+// TestLinked checks that the node's program contains nothing of what people run on their own machine, such
+// as the clientset of every Kubernetes API, and no simulator except that of --node sim:.
 func TestLinked(t *testing.T) {
 	readFolders(t)
 	for _, cgo := range []string{"CGO_ENABLED=0", "CGO_ENABLED=1"} {
@@ -161,9 +160,8 @@ func TestLinked(t *testing.T) {
 	}
 }
 
-// readFolders reads the folders of the tree. go test takes a pass from its cache
-// until something changes that the test itself has read; what go list reads in
-// a process of its own does not count.
+// readFolders reads the folders of the tree. go test reuses a cached pass until something changes that the
+// test itself has read; what go list reads as a separate process does not count.
 func readFolders(t *testing.T) {
 	t.Helper()
 	err := filepath.WalkDir(repository, func(path string, entry fs.DirEntry, err error) error {

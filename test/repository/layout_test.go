@@ -46,7 +46,7 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// crowded says what a reader of the file would stumble over.
+// crowded returns the parts of the file that break these rules.
 func crowded(t *testing.T, name, source string) (problems []string) {
 	t.Helper()
 	for i, line := range strings.Split(source, "\n") {

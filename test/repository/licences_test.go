@@ -15,9 +15,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files and THIRD_PARTY_LICENSES instead of comparing with them")
 
-// TestLicences checks that THIRD_PARTY_LICENSES names every module that is linked
-// into the program or the image's shell, with its version and the text of its licence. After a change
-// of go.mod: make licences.
+// TestLicences checks that THIRD_PARTY_LICENSES names every module that is linked into the program or the
+// image's shell, with its version and licence text. After a change of go.mod: make licences.
 func TestLicences(t *testing.T) {
 	got := licences(t)
 	file := filepath.Join(repository, "THIRD_PARTY_LICENSES")
@@ -36,7 +35,7 @@ func TestLicences(t *testing.T) {
 	}
 }
 
-// licences is each licence text once, below the modules that have it.
+// licences returns each licence text once, below the modules that have it.
 func licences(t *testing.T) string {
 	t.Helper()
 	var modules []string
@@ -75,8 +74,8 @@ func licences(t *testing.T) string {
 	return b.String()
 }
 
-// licenceOf is the text of the licence files at the top of a module, and of its
-// notices, which the Apache licence wants passed on.
+// licenceOf returns the licence files at the top of a module, and its notices, which the Apache licence
+// requires to be passed on.
 func licenceOf(t *testing.T, dir string) string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)

@@ -11,7 +11,7 @@ import (
 
 var link = regexp.MustCompile(`\]\(([^()\s]+)\)`)
 
-// targets are what the text's links lead to.
+// targets returns the targets of the text's links.
 func targets(text string) []string {
 	var found []string
 	for _, match := range link.FindAllStringSubmatch(strings.Join(prose(text), "\n"), -1) {
@@ -22,8 +22,8 @@ func targets(text string) []string {
 
 var dropped = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
 
-// anchors are the names of the text's headings as GitHub makes them: lower case,
-// without punctuation, "-" for a blank.
+// anchors returns the anchors that GitHub gives the text's headings: lower case, without punctuation, "-"
+// for a space.
 func anchors(text string) []string {
 	var names []string
 	for _, line := range prose(text) {
@@ -34,8 +34,7 @@ func anchors(text string) []string {
 	return names
 }
 
-// broken says why the link of the document leads nowhere; "" if it leads
-// somewhere.
+// broken returns why the document's link leads nowhere; "" if it is valid.
 func broken(from, target string, texts map[string]string) string {
 	path, anchor, _ := strings.Cut(target, "#")
 	where := from
@@ -51,8 +50,8 @@ func broken(from, target string, texts map[string]string) string {
 	return ""
 }
 
-// TestLinks checks that each link leads to a file of the repository and, behind
-// "#", to a heading of it. Links to other sites are not followed.
+// TestLinks checks that each link leads to a file of the repository and, after "#", to a heading of it.
+// Links to other sites are not followed.
 func TestLinks(t *testing.T) {
 	texts := documents(t)
 	links := 0

@@ -10,15 +10,15 @@ import (
 )
 
 var (
-	// logRow is a row of the table of messages in docs/reference/command-line.md, quoted a
-	// message that a document speaks of elsewhere.
+	// logRow is a row of the table of messages in docs/reference/command-line.md, quoted a message that a
+	// document mentions elsewhere.
 	logRow = regexp.MustCompile(`(?m)^\| (?:INFO|WARN|ERROR) \| ([^|]*) \|`)
 	quoted = regexp.MustCompile("(?:log's|log has|logs) `([^`]+)`|`([^`]+)` in the log")
 	span   = regexp.MustCompile("`([^`]+)`")
 )
 
-// TestLogMessages checks that the program has each message of its log of which a
-// document speaks. What follows "…" is the message's own affair.
+// TestLogMessages checks that the program has each log message that a document mentions. It ignores the
+// text after "…".
 func TestLogMessages(t *testing.T) {
 	source := programText(t)
 	seen := 0
@@ -44,7 +44,7 @@ func TestLogMessages(t *testing.T) {
 	}
 }
 
-// programText is the program's source, without its tests.
+// programText returns the program's source, without its tests.
 func programText(t *testing.T) string {
 	t.Helper()
 	var all strings.Builder

@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestModulesOfTests holds which modules go.mod requires for tests alone. Who checks the program for
-// vulnerabilities has to look at all that is in there; test/chart, test/kubernetes and cmd/image have modules of their own.
+// TestModulesOfTests checks which modules go.mod requires only for tests. A scan of the program for
+// vulnerabilities covers all of go.mod; test/chart, test/kubernetes and cmd/image are separate modules.
 func TestModulesOfTests(t *testing.T) {
 	run := func(arguments ...string) []byte {
 		command := exec.CommandContext(t.Context(), "go", arguments...)

@@ -12,18 +12,17 @@ import (
 var (
 	testName = regexp.MustCompile("`(Test[A-Z][A-Za-z0-9]*)`")
 	scenario = regexp.MustCompile("`((?:case|cli|cluster|invariant|kubelet|metrics|peer|status)-[a-z0-9-]+)`")
-	// place is a file or folder of the repository.
+	// place matches a file or folder of the repository.
 	place = regexp.MustCompile("`((?:charts|cmd|configs|deployments|docs|internal|mig|plugin|sharing|test)/[A-Za-z0-9_./-]+)`")
 )
 
-// TestNames checks that the tests, scenarios, files and folders which a document
-// names are there.
+// TestNames checks that the tests, scenarios, files and folders which a document names exist.
 func TestNames(t *testing.T) {
 	tests := testNames(t)
 	seen := 0
 	for from, text := range documents(t) {
 		if from == "CHANGELOG.md" {
-			continue // It speaks of what has been.
+			continue // It describes the past.
 		}
 		for _, match := range testName.FindAllStringSubmatch(text, -1) {
 			if seen++; !tests[match[1]] {
@@ -48,7 +47,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// testNames are the test functions of the repository.
+// testNames returns the test functions of the repository.
 func testNames(t *testing.T) map[string]bool {
 	t.Helper()
 	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
@@ -71,15 +70,15 @@ func testNames(t *testing.T) map[string]bool {
 
 var namedFunctions = regexp.MustCompile("`([a-z/]+\\.go)` \\(([A-Za-z]+(?:, [A-Za-z]+)*)\\)")
 
-// TestFunctions checks that functions named behind their file, `plugin/next.go` (held,
-// removable), are in it.
+// TestFunctions checks that functions named after their file, `plugin/next.go` (held, removable), are in
+// it.
 func TestFunctions(t *testing.T) {
 	functions := 0
 	for from, text := range documents(t) {
 		for _, match := range namedFunctions.FindAllStringSubmatch(text, -1) {
 			source, err := os.ReadFile(filepath.Join(repository, match[1]))
 			if err != nil {
-				continue // TestNames says so.
+				continue // TestNames reports that.
 			}
 			for _, name := range strings.Split(match[2], ", ") {
 				functions++

@@ -34,8 +34,8 @@ var (
 	version    = regexp.MustCompile(`_v[0-9]+$`)
 )
 
-// nvmlRows reads the page: the rows of its tables of calls by name, and the names of
-// the differences that its list explains.
+// nvmlRows parses the page: the rows of its tables of calls by name, and the names of the differences that
+// its list explains.
 func nvmlRows(t *testing.T, page string) (rows map[string]nvmlRow, differences []string) {
 	t.Helper()
 	rows = map[string]nvmlRow{}
@@ -57,9 +57,8 @@ func nvmlRows(t *testing.T, page string) (rows map[string]nvmlRow, differences [
 	return rows, differences
 }
 
-// TestNVMLCalls checks that docs/internals/nvml.md has a row for each function of NVML that the
-// driver package calls and for no other, and that each is among those which forward.c
-// forwards.
+// TestNVMLCalls checks that docs/internals/nvml.md has a row for exactly the functions of NVML that the
+// driver package calls, and that forward.c forwards each of them.
 func TestNVMLCalls(t *testing.T) {
 	rows, _ := nvmlRows(t, documents(t)[nvmlPage])
 	calls := map[string]bool{}
@@ -72,11 +71,11 @@ func TestNVMLCalls(t *testing.T) {
 			maps.Copy(calls, callsOfNVML(t, file, nil))
 		}
 	}
-	// Each method of the Library is one of NVML's, but for two.
+	// Each method of the Library is one of NVML's, with two exceptions.
 	for library, i := reflect.TypeFor[nvml.Library](), 0; i < library.NumMethod(); i++ {
 		switch method := library.Method(i).Name; method {
 		case "DeviceGetNumaNodeId": // It is DeviceGetPciInfo and a file in sysfs.
-		case "DeviceGetCurrentClocksEventReasons": // It is asked under an older name.
+		case "DeviceGetCurrentClocksEventReasons": // It is called under an older name.
 			calls["DeviceGetCurrentClocksThrottleReasons"] = true
 		default:
 			calls[method] = true
@@ -113,8 +112,8 @@ func TestNVMLCalls(t *testing.T) {
 	}
 }
 
-// callsOfNVML are the functions of NVML that a Go file calls through go-nvml, whose
-// methods have NVML's names: of a Device, GetUUID is nvmlDeviceGetUUID.
+// callsOfNVML returns the functions of NVML that a Go file calls through go-nvml, whose methods have NVML's
+// names: a Device's GetUUID is nvmlDeviceGetUUID.
 func callsOfNVML(t *testing.T, path string, source any) map[string]bool {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, source, parser.SkipObjectResolution)
@@ -207,8 +206,8 @@ func f(d nvml.Device, set gonvml.EventSet) {
 	}
 }
 
-// documentedElsewhere are functions that nvml.h calls deprecated without saying what
-// they return, and those that it names instead; and one of which the newest version is not called.
+// documentedElsewhere maps functions that nvml.h calls deprecated without saying what they return to those
+// that it names instead, and a function to the older version that is called.
 var documentedElsewhere = map[string]string{
 	"DeviceGetTemperature":                  "DeviceGetTemperatureV",
 	"DeviceGetCurrentClocksThrottleReasons": "DeviceGetCurrentClocksEventReasons",
@@ -216,9 +215,9 @@ var documentedElsewhere = map[string]string{
 	"EventSetWait": "EventSetWait_v2",
 }
 
-// TestNVMLHeader checks that each row of docs/internals/nvml.md says of its call who may make it
-// and which codes it returns as nvml.h does. Left out are the codes that every call may
-// return: UNINITIALIZED, INVALID_ARGUMENT and UNKNOWN.
+// TestNVMLHeader checks that each row of docs/internals/nvml.md agrees with nvml.h on who may make the call
+// and which codes it returns. It leaves out the codes that every call may return: UNINITIALIZED,
+// INVALID_ARGUMENT and UNKNOWN.
 func TestNVMLHeader(t *testing.T) {
 	list := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", goNVML)
 	list.Dir = repository
@@ -266,7 +265,7 @@ func TestNVMLHeader(t *testing.T) {
 	}
 }
 
-// commentOf is what nvml.h says of the newest version of a function.
+// commentOf returns nvml.h's comment on the newest version of a function.
 func commentOf(header, call string) string {
 	const declares = "nvmlReturn_t DECLDIR "
 	for _, suffix := range []string{"_v3", "_v2", ""} {
@@ -279,9 +278,8 @@ func commentOf(header, call string) string {
 	return ""
 }
 
-// TestNVMLDifferences checks that each difference of the simulated driver that a row or
-// a sentence names is explained, that none is explained which no row names, and that
-// docs/internals/hardware.md has each of them on its list.
+// TestNVMLDifferences checks that each difference of the simulated driver that a row or a sentence names is
+// explained, that a row names each explained one, and that docs/internals/hardware.md lists all of them.
 func TestNVMLDifferences(t *testing.T) {
 	rows, explained := nvmlRows(t, documents(t)[nvmlPage])
 	listed := difference.FindAllString(documents(t)["docs/internals/hardware.md"], -1)

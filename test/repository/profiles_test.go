@@ -14,8 +14,8 @@ var (
 	topKey    = regexp.MustCompile(`(?m)^([A-Za-z_-]+):`)
 )
 
-// isDocument says that the YAML is a document of Virgate's, whole or in part,
-// and no object of Kubernetes or of Prometheus.
+// isDocument reports whether the YAML is a Virgate document, whole or in part, and not an object of
+// Kubernetes or Prometheus.
 func isDocument(yaml string) bool {
 	keys := []string{"version", "flags", "sharing", "imex", "exclude", "retireAfter", "mig", "health", "mig-configs"}
 	for _, match := range topKey.FindAllStringSubmatch(yaml, -1) {
@@ -27,8 +27,7 @@ func isDocument(yaml string) bool {
 	return true
 }
 
-// TestProfiles checks that the profiles and layouts which the documents show are
-// right.
+// TestProfiles checks that the profiles and layouts in the documents are valid.
 func TestProfiles(t *testing.T) {
 	seen := 0
 	for from, text := range documents(t) {

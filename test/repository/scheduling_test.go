@@ -14,9 +14,9 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestSchedulingExamples holds the names and numbers of deployments/examples/scheduling, and of
-// the page about them, to what the profile that they are for offers. What they say to the
-// scheduler, test/kubernetes/api tries; the controllers of Kueue and Karpenter run nowhere here.
+// TestSchedulingExamples checks the names and numbers of deployments/examples/scheduling, and of the page
+// about them, against what their profile offers. test/kubernetes/api tries them on the scheduler; no test
+// runs the controllers of Kueue and Karpenter.
 func TestSchedulingExamples(t *testing.T) {
 	const profile = "configs/examples/time-slicing-4-renamed.yaml"
 	data, err := os.ReadFile(filepath.Join(repository, profile))
@@ -45,7 +45,7 @@ func TestSchedulingExamples(t *testing.T) {
 	if err != nil || len(files) < 6 {
 		t.Fatal(files, err)
 	}
-	// The lines in which a resource, and no label, has its name.
+	// The lines in which a resource, not a label, has its name.
 	resource := regexp.MustCompile(`(?:limits: \{|name: |input: |coveredResources: \[.*|^ +)(nvidia\.com/gpu[a-z0-9.-]*)`)
 	for _, file := range files {
 		text, err := os.ReadFile(file)

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// generated are the pages that are made from the code.
+// generated are the pages that are generated from the code.
 var generated = []string{"docs/reference/configuration-keys.md", "docs/reference/chart-values.md"}
 
 // TestLineLength keeps lines readable in a terminal and in a diff. A line may be longer for a link or code that has no
@@ -28,7 +28,8 @@ func TestLineLength(t *testing.T) {
 	}
 }
 
-// TestNothingTwice finds paragraphs and table rows that stand in two places: one of them will be wrong one day.
+// TestNothingTwice finds paragraphs and table rows that occur in two places: one of them will be wrong one
+// day.
 func TestNothingTwice(t *testing.T) {
 	places := map[string][]string{}
 	texts := documents(t)
@@ -70,7 +71,7 @@ func paragraphs(text string) (all []string) {
 	return all
 }
 
-// TestWords keeps the documents at a length that people read.
+// TestWords limits the length of the documents.
 func TestWords(t *testing.T) {
 	total := 0
 	for from, text := range documents(t) {
@@ -92,7 +93,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// withoutGenerated is the text without its tables that are made from the code.
+// withoutGenerated returns the text without its generated tables.
 func withoutGenerated(text string) string {
 	before, rest, found := strings.Cut(text, "<!-- The table is made from the program")
 	if !found {

@@ -297,15 +297,15 @@ type wantedProfile struct {
 	excluded []int
 	// oneOnly is failRequestsGreaterThanOne.
 	oneOnly bool
-	// layout is how GPUs are cut; empty for as they are. labelled says that the
-	// Node's label wants it, not the document.
+	// layout is the layout of the GPUs; empty to leave them as they are. labelled is true if it comes from
+	// the Node's label instead of the document.
 	layout   string
 	labelled bool
-	// own is the document's layout where labelled says that it does not count.
+	// own is the document's own layout, which labelled overrides.
 	own string
 }
 
-// document is the wish in the form of NVIDIA's device plugin.
+// document returns the profile in the form of NVIDIA's device plugin.
 func (w wantedProfile) document(uuids []string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# edit %d.\nversion: v1\nflags: {migStrategy: mixed}\n", w.edit)
@@ -336,8 +336,7 @@ func (w wantedProfile) document(uuids []string) string {
 	return b.String()
 }
 
-// written is the document as it stands in the ConfigMap: without the layout that
-// the Node's label wants.
+// written returns the document as it is in the ConfigMap: without a layout of the Node's label.
 func (w wantedProfile) written(uuids []string) string {
 	if w.labelled {
 		w.layout = w.own
@@ -345,8 +344,8 @@ func (w wantedProfile) written(uuids []string) string {
 	return w.document(uuids)
 }
 
-// sharingMode is how a unit is offered: so many devices of that name, 0 for not at all.
-// A unit with one device has it alone.
+// sharingMode is how a unit is offered: this many devices of that name, 0 for none. The holder of a unit's
+// only device has the unit alone.
 type sharingMode struct {
 	resource string
 	devices  int
@@ -354,7 +353,7 @@ type sharingMode struct {
 
 func (w sharingMode) shared() bool { return w.devices > 1 }
 
-// whole is how a whole GPU is offered.
+// whole returns how a whole GPU is offered.
 func (w wantedProfile) whole(ordinal int) sharingMode {
 	name := gpuName
 	if w.byModel && ordinal < cuttable {
@@ -363,7 +362,7 @@ func (w wantedProfile) whole(ordinal int) sharingMode {
 	return w.offer(ordinal, name)
 }
 
-// partition is how a partition of the GPU is.
+// partition returns how a partition of the GPU is offered.
 func (w wantedProfile) partition(ordinal int, profile string) sharingMode {
 	return w.offer(ordinal, "nvidia.com/mig-"+profile)
 }
@@ -384,7 +383,7 @@ func (w wantedProfile) offer(ordinal int, name string) sharingMode {
 	return sharingMode{name, 1}
 }
 
-// names are the resources that the wish can lead to, sorted.
+// names returns the resources that the profile can lead to, sorted.
 func (w wantedProfile) names() []string {
 	var names []string
 	add := func(way sharingMode) {
@@ -404,11 +403,10 @@ func (w wantedProfile) names() []string {
 	return names
 }
 
-// seenPolicy remembers what the program has read of its profile, which it does
-// whenever it plans.
+// seenPolicy remembers what the program has read of its profile; it reads the profile whenever it plans.
 type seenPolicy struct {
 	mu sync.Mutex
-	// edit and layout are those of the last profile that could be used.
+	// edit and layout are those of the last valid profile.
 	edit   int
 	layout string
 	err    error
@@ -417,7 +415,7 @@ type seenPolicy struct {
 
 var editLine = regexp.MustCompile(`(?m)^# edit (\d+)\.$`)
 
-// see is told of what the program reads.
+// see records what the program reads.
 func (s *seenPolicy) see(selected configs.SelectedProfile, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -431,14 +429,14 @@ func (s *seenPolicy) see(selected configs.SelectedProfile, err error) {
 	}
 }
 
-// look is what was last seen, and how often it was looked at.
+// look returns what was last seen, and how often the program has read.
 func (s *seenPolicy) look() (edit int, layout string, looks int, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.edit, s.layout, s.looks, s.err
 }
 
-// missing says that the last thing seen is not the wish; empty when it is.
+// missing returns how the last thing seen differs from the wish; empty if it does not.
 func (s *seenPolicy) missing(want wantedProfile) string {
 	edit, layout, _, err := s.look()
 	label := ""
@@ -456,7 +454,7 @@ func (s *seenPolicy) missing(want wantedProfile) string {
 	return ""
 }
 
-// awaited says why the operation has to wait on; empty when it has not.
+// awaited returns why the operation must keep waiting; empty if it need not.
 func (s *seenPolicy) awaited(o operation) string {
 	if !o.rejected {
 		return s.missing(*o.wish)

@@ -323,7 +323,7 @@ func (s *scheduler) pod() {
 	s.add(o)
 }
 
-// calls that a storm lets fail or take long; those of the second kind cut.
+// The calls that a storm makes fail or slows down; those of the second kind change partitions.
 var (
 	readingCalls = []string{"DeviceGetMemoryInfo", "DeviceGetCount", "DeviceGetHandleByIndex", "DeviceGetUUID", "DeviceGetMigMode", "DeviceGetTemperature", "EventSetWait", "DeviceGetMigDeviceHandleByIndex"}
 	cuttingCalls = []string{"DeviceSetMigMode", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy", "GpuInstanceDestroy"}

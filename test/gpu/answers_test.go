@@ -58,8 +58,7 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// noteDevice notes what a GPU or MIG device answers to the calls that take it and no more
-// than a number.
+// noteDevice notes a GPU's or MIG device's answers to the calls that take it and at most a number.
 func noteDevice(t *testing.T, lib nvml.Library, of string, device nvml.Device) {
 	t.Helper()
 	answers := map[string]any{}
@@ -332,8 +331,7 @@ func command(pid int) string {
 	return strings.TrimSpace(string(name))
 }
 
-// enumerate returns a call's answers for 0, 1, …, each a value or a code. It stops when the same one
-// repeats.
+// enumerate returns a call's answers for 0, 1, …, each a value or a code. It drops repeats of the last one.
 func enumerate(get func(int) (any, error)) []any {
 	var answers []any
 	for i := range 40 {

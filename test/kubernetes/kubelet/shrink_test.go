@@ -184,7 +184,7 @@ func (l *listHistory) removed(resource string) []removal {
 
 // excuse returns nil when Virgate had a right to remove the device during an admission that began
 // with the belief at this place, and otherwise an error with what the kubelet was told since then.
-func (l *listHistory) excuse(resource, id string, at int, ended time.Time, recovery delay.Duration) error {
+func (l *listHistory) excuse(resource, id string, at int, ended time.Time, quiet time.Duration) error {
 	if l.overtook(resource, id, at, ended, quiet) || l.flapped(resource, id, at) {
 		return nil
 	}
@@ -210,7 +210,7 @@ func (l *listHistory) excuse(resource, id string, at int, ended time.Time, recov
 // may have chosen it before that; and by its end the device had been Unhealthy
 // for the removal delay and was then removed. A device that was removed earlier
 // than that did not overtake anybody.
-func (l *listHistory) overtook(resource, id string, at int, ended time.Time, recovery delay.Duration) bool {
+func (l *listHistory) overtook(resource, id string, at int, ended time.Time, quiet time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(resource)

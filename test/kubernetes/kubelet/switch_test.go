@@ -236,7 +236,7 @@ func (l *listHistory) flapped(resource, id string, at int) bool {
 // stopped says that the resource's plugin ended during an admission, and had a right to: the
 // kubelet was told during it, and so long before its end, that no device is Healthy, and then that
 // there is none.
-func (l *listHistory) stopped(resource string, at int, ended time.Time, recovery delay.Duration) bool {
+func (l *listHistory) stopped(resource string, at int, ended time.Time, quiet time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(resource)

@@ -14,8 +14,8 @@ import (
 
 const chartKeysFile = "../charts/virgate/files/profile-keys.txt"
 
-// TestReferenceOfChart checks that the chart, which looks at the profiles in config.map before
-// they are installed, knows the program's keys; with -update it writes the list.
+// TestReferenceOfChart checks that the chart, which checks the profiles in config.map before they are installed,
+// knows the program's keys; with -update it writes the list.
 func TestReferenceOfChart(t *testing.T) {
 	want := chartKeys()
 	if *update {
@@ -33,8 +33,8 @@ func TestReferenceOfChart(t *testing.T) {
 	}
 }
 
-// chartKeys has a line for each path of a profile: {} after a section, which has to be a mapping,
-// {?} after what may be one, and after a text that has to be one of these few.
+// chartKeys has a line for each path of a profile: {} after a section, which must be a mapping, {?} after one
+// that may be, and the choices after a text with choices.
 func chartKeys() string {
 	marks := map[string]string{}
 	add := func(path string, choices []string) {
@@ -55,7 +55,7 @@ func chartKeys() string {
 			add(key.Path[:strings.LastIndexByte(key.Path, '.')+1]+key.Formerly, nil)
 		}
 	}
-	for _, key := range documentKeys() { // Of exclude, whose entries may be text.
+	for _, key := range documentKeys() { // In exclude, entries may be text.
 		if _, list := marks[key.Path+"[]"]; list {
 			marks[key.Path+"[]"] = "{?}"
 		}
@@ -69,8 +69,8 @@ func chartKeys() string {
 
 const chartSchemaFile = "../charts/virgate/values.schema.json"
 
-// TestReferenceOfChartValues checks that the chart's values which stand for keys of a profile have
-// the keys' types and choices; with -update it writes them.
+// TestReferenceOfChartValues checks that chart values that stand for a profile's keys have the keys' types and
+// choices; with -update it writes them.
 func TestReferenceOfChartValues(t *testing.T) {
 	data, err := os.ReadFile(chartSchemaFile)
 	if err != nil {
@@ -112,7 +112,7 @@ type valueSchema struct {
 	Description string   `json:"description,omitempty"`
 }
 
-// chartValue describes a value of the chart that stands for the setting; null leaves it alone.
+// chartValue describes a chart value that stands for the setting; null leaves the setting alone.
 func chartValue(s Setting) valueSchema {
 	switch s.Type {
 	case TypeEnum:

@@ -339,8 +339,7 @@ func TestOverrideProblems(t *testing.T) {
 	}
 }
 
-// TestOverrideProblemOnce has two documents in one file, which meet the same
-// override.
+// TestOverrideProblemOnce has two documents in one file, with the same override.
 func TestOverrideProblemOnce(t *testing.T) {
 	manifest := "apiVersion: v1\nkind: ConfigMap\ndata: {a: '', b: ''}\n"
 	_, err := ParseFile("map.yaml", []byte(manifest), Overrides{"flags.migStrategy": {Value: "x", Source: "--mig-strategy"}})
@@ -546,7 +545,7 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// TestCheckMPS checks that only a unit that is shared needs a daemon.
+// TestCheckMPS checks that only a shared unit needs a daemon.
 func TestCheckMPS(t *testing.T) {
 	for _, test := range []struct{ document, want string }{
 		{"sharing: {mps: {resources: [{name: gpu, replicas: 1}]}}", ""},

@@ -43,7 +43,7 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// TestDocumentsWithWrongLayouts: they matter to a profile that wants one.
+// TestDocumentsWithWrongLayouts: wrong layouts matter only to a profile that wants one.
 func TestDocumentsWithWrongLayouts(t *testing.T) {
 	documents := Documents{"a": "", "b": "mig: {manage: true, config: mine}\n", "layouts": "mig-configs: {mine: 3}\n"}
 	if _, err := documents.Select("d", "a", nil); err != nil {
@@ -95,7 +95,7 @@ func TestGeneration(t *testing.T) {
 	}
 }
 
-// TestProfileIsPlain holds what Generation relies on.
+// TestProfileIsPlain checks the assumptions of Generation.
 func TestProfileIsPlain(t *testing.T) {
 	seen := map[reflect.Type]bool{}
 	var walk func(kind reflect.Type, path string)

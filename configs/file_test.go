@@ -49,13 +49,13 @@ func TestParseFileKinds(t *testing.T) {
 	}
 }
 
-// TestUnrelatedDocuments checks that documents of other programs in a file are left to those.
+// TestUnrelatedDocuments checks that documents of other programs in a file are ignored.
 func TestUnrelatedDocuments(t *testing.T) {
 	const good = "apiVersion: v1\nkind: ConfigMap\ndata: {any: 'flags: {migStrategy: mixed}'}\n---\n"
 	const values = "devicePlugin: {config: {data: {any: 'flags: {migStrategy: mixed}'}}}\n"
 	tests := []struct {
 		name, document string
-		// skipped is where a note says that something is not read; err is of a problem.
+		// skipped is the place of a note about an unread key; err is in a problem.
 		skipped, err string
 	}{
 		{"a script", good + "apiVersion: v1\nkind: ConfigMap\ndata: {run.sh: 'echo [ ${HOME}'}", "7: data", ""},
@@ -97,8 +97,8 @@ func TestUnrelatedDocuments(t *testing.T) {
 	}
 }
 
-// TestRepeatedKey checks that a key which several ConfigMaps of a file have is noted, and that the
-// error says where it is.
+// TestRepeatedKey checks that a key in several ConfigMaps of a file is noted, and that the error names their
+// lines.
 func TestRepeatedKey(t *testing.T) {
 	const manifest = "apiVersion: v1\nkind: ConfigMap\ndata:\n  %s: |\n    version: v1\n---\n"
 	same := fmt.Sprintf(manifest+manifest, "config.yaml", "config.yaml")
@@ -125,8 +125,8 @@ func TestRepeatedKey(t *testing.T) {
 	}
 }
 
-// TestKeyIsChecked checks that what is wrong with the chosen profile, with layouts, which
-// any profile can name, and with the manifest is a problem.
+// TestKeyIsChecked checks that an error in the chosen profile, in layouts, which any profile can name, or in the
+// manifest is a problem.
 func TestKeyIsChecked(t *testing.T) {
 	for _, test := range []struct{ document, want string }{
 		{"apiVersion: v1\nkind: ConfigMap\ndata: {a: 'flag: {}', b: '['}", "f[data.a]:1: flag: unknown key"},
@@ -146,7 +146,7 @@ func TestSelect(t *testing.T) {
 	const mixed = "  mixed: 'flags: {migStrategy: mixed}'\n"
 	tests := []struct {
 		name, document, key string
-		// want is the strategy of the profile that is selected.
+		// want is the selected profile's strategy.
 		want sharing.MIGStrategy
 		err  string
 	}{
@@ -208,7 +208,7 @@ func readCase(t *testing.T, name string) []byte {
 	return data
 }
 
-// TestCases reads the documents that Virgate was asked to take as they are.
+// TestCases reads documents that must work unchanged.
 func TestCases(t *testing.T) {
 	slicing, err := ParseFile("slicing", readCase(t, "time-slicing-configmap.yaml"), nil)
 	if err != nil {
@@ -235,7 +235,7 @@ func TestCases(t *testing.T) {
 	}
 }
 
-// TestCaseEnvironment gives the variables of the DaemonSet as overrides.
+// TestCaseEnvironment passes the DaemonSet's variables as overrides.
 func TestCaseEnvironment(t *testing.T) {
 	overrides := make(Overrides)
 	manifest := string(readCase(t, "daemonset-env.yaml"))
@@ -310,7 +310,7 @@ func TestConfigMapEntriesAreSorted(t *testing.T) {
 	}
 }
 
-// TestSharedUnlike checks which names are noted because profiles of one file share them differently.
+// TestSharedUnlike checks which names are noted because a file's profiles share them differently.
 func TestSharedUnlike(t *testing.T) {
 	const whole, slices, more = "{}", "{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}}", "{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 10}]}}}"
 	const renamed = "{sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4, rename: gpu.shared}]}}}"

@@ -34,8 +34,7 @@ func addSeeds(f *testing.F) {
 	f.Add([]byte(mergeBomb(12)))
 }
 
-// FuzzParse checks that a document that parses gives a profile that planning can
-// rely on, and that one with problems gives none.
+// FuzzParse checks that a document that parses gives a valid profile, and that one with problems gives none.
 func FuzzParse(f *testing.F) {
 	addSeeds(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
@@ -125,14 +124,13 @@ func checkProblems(t *testing.T, err error) {
 			t.Errorf("problems are not sorted at %v", p)
 		}
 	}
-	// Nothing that a terminal would obey.
+	// No character that a terminal would act on.
 	if text := problems.Error(); strings.ContainsFunc(text, obeyed) {
 		t.Errorf("control characters in %q", text)
 	}
 }
 
-// obeyed says that a terminal does something with the character, but for the end
-// of a line.
+// obeyed reports whether a terminal acts on the character, except the end of a line.
 func obeyed(r rune) bool {
 	return r != '\n' && unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r)
 }
@@ -175,8 +173,8 @@ func checkProfile(t *testing.T, p sharing.Profile) {
 	}
 }
 
-// FuzzOverrides checks that a flag or a variable with any text gives a profile
-// that planning can rely on, or a problem that names the flag.
+// FuzzOverrides checks that a flag or a variable with any text gives a valid profile, or a problem that names the
+// flag.
 func FuzzOverrides(f *testing.F) {
 	settings := slices.Concat(Settings(), EnvOnlySettings())
 	for i, s := range settings {
@@ -198,8 +196,8 @@ func FuzzOverrides(f *testing.F) {
 	})
 }
 
-// FuzzParseResourceName checks that a name which is accepted stays the same when
-// it is read again, and has no more than what the kubelet takes.
+// FuzzParseResourceName checks that an accepted name stays the same when parsed again, and is valid for the
+// kubelet.
 func FuzzParseResourceName(f *testing.F) {
 	for _, name := range []string{"gpu", "nvidia.com/gpu", "nvidia.com/mig-1g.5gb.me", "a/b/c", "/", "/gpu", "a.b/", "requests.x/y", "kubernetes.io/gpu", "x.kubernetes.io/y", "-a/b", "a/b-", "A/b", "nvidia.com/GPU_x.y", strings.Repeat("a", 64), "é", "a\x00"} {
 		f.Add(name)
@@ -224,8 +222,7 @@ func FuzzParseResourceName(f *testing.F) {
 	})
 }
 
-// FuzzParseDeviceFilter checks that a filter which is accepted is read again from
-// its own form.
+// FuzzParseDeviceFilter checks that an accepted filter can be parsed from its own text.
 func FuzzParseDeviceFilter(f *testing.F) {
 	for _, text := range []string{"0x20B010DE", "0x20b010de:0x134F10DE", "0x00000000", "0x20B010DE:", ":", "0x+20B010D", "20B010DE", "0x20B010DE:0x00000000", "0x20B010DE:0x134F10DE:0"} {
 		f.Add(text)
@@ -244,8 +241,8 @@ func FuzzParseDeviceFilter(f *testing.F) {
 	})
 }
 
-// FuzzDocuments checks that one document of a ConfigMap does not spoil another,
-// and that a layout which a label names is one that can be cut or an error.
+// FuzzDocuments checks that one document of a ConfigMap does not spoil another, and that a layout named by a
+// label is valid or an error.
 func FuzzDocuments(f *testing.F) {
 	layouts := "version: v1\nmig-configs:\n  day:\n  - devices: all\n    mig-enabled: true\n    mig-devices: {1g.5gb: 7}\n"
 	managed := "version: v1\nmig: {manage: true, config: all-balanced}\nflags: {migStrategy: mixed}\n"

@@ -55,8 +55,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestHealthVariables holds what DP_DISABLE_HEALTHCHECKS and
-// DP_ENABLE_HEALTHCHECKS make of single XIDs.
+// TestHealthVariables checks how DP_DISABLE_HEALTHCHECKS and DP_ENABLE_HEALTHCHECKS affect single XIDs.
 func TestHealthVariables(t *testing.T) {
 	const (
 		ignore, suspect, fatal = sharing.IgnoreError, sharing.SuspectError, sharing.FatalError
@@ -98,8 +97,8 @@ func TestHealthVariables(t *testing.T) {
 	}
 }
 
-// TestHealthVariableAndDriver checks that an XID that is left to the driver by default is so again
-// when a variable enables it over a document or another variable that ignores it.
+// TestHealthVariableAndDriver checks that an XID left to the driver by default is left to it again if a variable
+// enables it over a document or another variable that ignores it.
 func TestHealthVariableAndDriver(t *testing.T) {
 	tests := []struct {
 		name, document, disable, enable string
@@ -142,8 +141,8 @@ func TestHealthVariablesAndRowRemap(t *testing.T) {
 	}
 }
 
-// TestHealthVariableMalformed checks that the rest of a variable is obeyed when a part of it is no
-// XID, while health.xids of a document stays strict.
+// TestHealthVariableMalformed checks that the rest of a variable applies if a part of it is no XID, while a
+// document's health.xids stays strict.
 func TestHealthVariableMalformed(t *testing.T) {
 	for value, malformed := range map[string][]string{
 		"79, most,95": {"most"}, "-79,79,95": {"-79"}, "79;95,79,95,": {"79;95"}, "0,95,79,1e3": {"0", "1e3"}, " 79 ,,95": nil,

@@ -11,8 +11,8 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 )
 
-// TestReferenceOfSchema checks that schema.json, which editors read, is what keys.json says; with
-// -update it writes the file.
+// TestReferenceOfSchema checks that schema.json, which editors read, matches keys.json; with -update it writes
+// the file.
 func TestReferenceOfSchema(t *testing.T) {
 	profile := jsonSchema(profileKeys)
 	profile["$schema"], profile["title"] = "http://json-schema.org/draft-07/schema#", "A profile of Virgate"
@@ -32,7 +32,7 @@ func TestReferenceOfSchema(t *testing.T) {
 	}
 }
 
-// jsonSchema describes a key in JSON Schema. Keys that are not required may be null.
+// jsonSchema describes a key in JSON Schema. Optional keys may be null.
 func jsonSchema(k *key) map[string]any {
 	ways := schemaWays(k)
 	orNull := !k.Required && k.name != "" && k.name != "[]"

@@ -37,8 +37,7 @@ func keysWith(setting bool) (found []Setting) {
 	return found
 }
 
-// sampleEntry is a list's entry that has what is required, by the path of the
-// list, in YAML.
+// sampleEntry is a minimal valid entry of the list at that path, in YAML.
 func sampleEntry(list string) string {
 	switch list {
 	case pathMPS + ".resources[]":
@@ -147,8 +146,8 @@ func (key Setting) written(t *testing.T, value string) string {
 // inDocument is the key's path in such a document.
 func (key Setting) inDocument() string { return strings.ReplaceAll(key.Path, "[]", "[0]") }
 
-// TestDocumentKeys checks that what the table says of each key is what the reader
-// does: its values, its default, whether it is required and whose it is.
+// TestDocumentKeys checks that the reader matches the table for each key: its values, its default, whether it is
+// required, and whether it is Virgate's own.
 func TestDocumentKeys(t *testing.T) {
 	seen := map[string]bool{}
 	for _, key := range documentKeys() {
@@ -183,7 +182,7 @@ func TestDocumentKeys(t *testing.T) {
 	}
 }
 
-// refused holds that the key, and with it the document, is refused.
+// refused checks that the key, and so the document, is refused.
 func (key Setting) refused(t *testing.T, document, want string) {
 	t.Helper()
 	_, err := Parse("", []byte(document), nil)
@@ -196,8 +195,7 @@ func (key Setting) refused(t *testing.T, document, want string) {
 	}
 }
 
-// TestKeysOfTheRoot checks that the table and the settings have each key that
-// stands at the top of a profile, and no other.
+// TestKeysOfTheRoot checks that the table and the settings have exactly the keys at the top of a profile.
 func TestKeysOfTheRoot(t *testing.T) {
 	tops := map[string]bool{}
 	for _, key := range documentKeys() {
@@ -218,7 +216,7 @@ func TestKeysOfTheRoot(t *testing.T) {
 	}
 }
 
-// TestKeyTable checks that keys.json has no field by mistake, and every policy.
+// TestKeyTable checks that keys.json has no unknown field, and every policy.
 func TestKeyTable(t *testing.T) {
 	decoder := json.NewDecoder(bytes.NewReader(keyFile))
 	decoder.DisallowUnknownFields()

@@ -11,8 +11,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// layoutDocument has a profile that names layouts of its own and of another
-// key, where mig-parted's own document stands.
+// layoutDocument has a profile that names its own layouts and those of another key, which has mig-parted's own
+// document.
 const layoutDocument = `
 apiVersion: v1
 kind: ConfigMap
@@ -40,7 +40,7 @@ data:
       impossible: [{devices: all, mig-enabled: true, mig-devices: {9g.9gb: 1}}]
 `
 
-// unplaced compares blocks wherever they stand.
+// unplaced compares blocks without their places.
 var unplaced = cmpopts.IgnoreTypes(sharing.BlockSource{})
 
 func layoutsOf(t *testing.T) map[string]Config {
@@ -135,8 +135,8 @@ func TestSelectMIG(t *testing.T) {
 	}
 }
 
-// TestLayoutsOfOtherModels: what no known GPU model can have is for the driver of a node to judge.
-// It is noted, with its line, and leaves the profile as good as it was.
+// TestLayoutsOfOtherModels: a layout that no known GPU model can have is left to the node's driver. It is noted
+// with its line, and the profile stays valid.
 func TestLayoutsOfOtherModels(t *testing.T) {
 	const layouts = `
   fleet:
@@ -251,7 +251,7 @@ func TestAllowed(t *testing.T) {
 			if got.Profile.MIG.Name != want {
 				t.Errorf("layout %q, want %q", got.Profile.MIG.Name, want)
 			}
-			// An operator who names a layout on the command line is no label.
+			// A layout on the command line is not a label.
 			if _, err := (File{Config: config, Kind: KindProfile}).MIGLayout("", "all-1g.5gb"); err != nil {
 				t.Error(err)
 			}
@@ -268,7 +268,7 @@ func TestAllowed(t *testing.T) {
 	}
 }
 
-// TestCheckOffered refuses to divide all GPUs when nothing of them would be offered.
+// TestCheckOffered refuses to divide all GPUs if nothing of them would be offered.
 func TestCheckOffered(t *testing.T) {
 	const mine = ", configs: {mine: [{devices: [0], mig-enabled: true, mig-devices: {}}, {devices: [1], mig-enabled: false}], away: [{devices: all, mig-enabled: false}], one: [{devices: [0], mig-enabled: true, mig-devices: {}}], but: [{devices: all, mig-enabled: true, mig-devices: {}}, {devices: [0], mig-enabled: false}], " +
 		"models: [{device-filter: '0x20B010DE', devices: all, mig-enabled: true, mig-devices: {}}, {device-filter: '0x233010DE', devices: all, mig-enabled: true, mig-devices: {}}], all-disabled: [{devices: all, mig-enabled: true, mig-devices: {}}]}"

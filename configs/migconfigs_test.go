@@ -115,8 +115,7 @@ mig-configs:
 	}
 }
 
-// Each layout of a document in mig-parted's words is for some GPU, and every
-// GPU that its filters name comes to it from nothing.
+// Each layout of a mig-parted document fits some GPU, and every GPU named by its filters can get it from scratch.
 func TestMIGPartedNames(t *testing.T) {
 	layouts, err := ParseMIGConfigs("mig-parted-names.yaml", readCase(t, "mig-parted-names.yaml"))
 	if err != nil {
@@ -148,7 +147,7 @@ func TestMIGPartedNames(t *testing.T) {
 		if _, err := layouts.resolve(layout.Name); err != nil {
 			t.Errorf("%s cannot be named: %v", layout.Name, err)
 		}
-		// What is built in under the same name is the same wish.
+		// A built-in layout of the same name is the same.
 		if strings.HasPrefix(layout.Name, "all-") && !slices.ContainsFunc(mig.KnownGeometries(), func(g mig.Geometry) bool {
 			_, err := mig.NamedLayout(layout.Name, g)
 			return err == nil
@@ -158,7 +157,7 @@ func TestMIGPartedNames(t *testing.T) {
 	}
 }
 
-// named says that a filter of the layout names the GPU.
+// named reports whether a filter of the layout names the GPU.
 func named(layout MIGLayout, gpu sharing.GPUID) bool {
 	for _, block := range layout.Blocks {
 		for _, filter := range block.Filters {
@@ -186,8 +185,8 @@ func plan(t *testing.T, name string, geometry mig.Geometry, want mig.Layout) {
 	}
 }
 
-// TestEmptyDeviceFilter: without a filter, or with an empty one, a block is for all GPUs. One that
-// cannot be read is an error beside an empty one, too.
+// TestEmptyDeviceFilter: without a filter, or with an empty one, a block is for all GPUs. An invalid filter is an
+// error, even beside an empty one.
 func TestEmptyDeviceFilter(t *testing.T) {
 	for filter, want := range map[string]string{
 		`""`: "", `[""]`: "", `["", ""]`: "", "[]": "", "null": "",

@@ -5,8 +5,7 @@ import (
 	"testing"
 )
 
-// TestParseResourceName has the names that a kubelet 1.36 was seen to take and
-// to refuse, and those around our own limit.
+// TestParseResourceName has names that a kubelet 1.36 accepted and refused, and names around our own limit.
 func TestParseResourceName(t *testing.T) {
 	tests := []struct{ text, want string }{
 		{"nvidia.com/gpu", "nvidia.com/gpu"},

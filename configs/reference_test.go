@@ -16,8 +16,8 @@ const (
 	referenceBegins = "<!-- From here on the page is made from the program: make reference -->\n"
 )
 
-// TestReference checks that docs/reference/configuration-keys.md is what the program
-// knows; with -update it writes the page.
+// TestReference checks that docs/reference/configuration-keys.md matches the program; with -update it writes the
+// page.
 func TestReference(t *testing.T) {
 	data, err := os.ReadFile(referenceFile)
 	if err != nil {
@@ -73,7 +73,7 @@ func reference(t *testing.T) string {
 	return b.String()
 }
 
-// sectionOf is the heading's prefix under which the setting stands.
+// sectionOf is the prefix of the setting's heading.
 func sectionOf(path string) string {
 	for _, prefix := range []string{"flags.plugin.", "flags.gfd.", "flags."} {
 		if strings.HasPrefix(path, prefix) {
@@ -163,8 +163,7 @@ func ownMeaning(own bool, usage string) string {
 	return usage
 }
 
-// settingMeaning is what the setting does, or why it does nothing, and whether a
-// running program follows it.
+// settingMeaning is the setting's effect, or why it has none, and whether a running program follows changes.
 func settingMeaning(t *testing.T, s Setting) string {
 	usage := s.Usage
 	if s.Inert != "" || s.Only != nil {
@@ -189,8 +188,7 @@ func settingMeaning(t *testing.T, s Setting) string {
 	return meaning
 }
 
-// readAtTheStart says that a running program refuses a document which changes
-// the setting.
+// readAtTheStart reports whether a running program refuses a document that changes the setting.
 func readAtTheStart(t *testing.T, s Setting) bool {
 	other := map[SettingType]string{TypeBool: "true", TypePath: "/other", TypeKeyPrefix: "other/", TypeInterval: "1s"}[s.Type]
 	switch {

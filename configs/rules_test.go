@@ -79,7 +79,7 @@ rules:
 	}
 }
 
-// randomRules are a few rules, of few labels and values so that they meet, in Kubernetes' words.
+// randomRules are a few rules in Kubernetes' words, with few labels and values so that they overlap.
 func randomRules(random *rand.Rand) []corev1.PodSpec {
 	keys, values := []string{"a", "b", "nvidia.com/gpu.memory"}, []string{"x", "y", "5", "6", "8"}
 	pick := func() []string {
@@ -118,7 +118,7 @@ func randomRules(random *rand.Rand) []corev1.PodSpec {
 	return rules
 }
 
-// documentOf writes those rules as a user does.
+// documentOf writes those rules like a user.
 func documentOf(t *testing.T, rules []corev1.PodSpec) string {
 	t.Helper()
 	type rule struct {
@@ -144,7 +144,7 @@ func documentOf(t *testing.T, rules []corev1.PodSpec) string {
 	return string(text)
 }
 
-// allLabels are all labels that could tell randomRules apart.
+// allLabels are all sets of labels that randomRules could distinguish.
 func allLabels() (sets []map[string]string) {
 	values := []string{"-", "", "x", "y", "z", "4", "5", "05", "6", "7", "8", "9"}
 	for _, a := range values {
@@ -181,7 +181,7 @@ func TestRulesAsKubernetes(t *testing.T) {
 			return match
 		}
 		file, err := ParseFile("rules.yaml", []byte(text), nil)
-		// A rule is good when a node matches it that no good one before it matches.
+		// A rule is useful if it matches a node that no earlier useful rule matches.
 		var good []int
 		unreached := ""
 		for i := range rules {
@@ -222,7 +222,7 @@ func TestRulesAsKubernetes(t *testing.T) {
 			if got.Number != want || again.Number != want {
 				t.Fatalf("seed %d: rule %d, then %d, for %v; want %d of\n%s", seed, got.Number, again.Number, set, want, text)
 			}
-			// Before the GPUs are known a rule is named only if it is the one in the end.
+			// Before the GPUs are known, a rule is named only if it will be the final one.
 			if early := file.Rules.Match(node, nil); early.Number != 0 && early.Number != want || early.Number == 0 && early.Unknown == nil && want != 0 {
 				t.Fatalf("seed %d: rule %d before the GPUs are known, %d after, for %v of\n%s", seed, early.Number, want, set, text)
 			}
@@ -256,7 +256,7 @@ func TestRulesInDocuments(t *testing.T) {
 	}
 }
 
-// TestRefusedLabels names labels that change with the profile that a rule chose, or while it is applied.
+// TestRefusedLabels has labels that change with the profile that a rule chose, or while it is applied.
 func TestRefusedLabels(t *testing.T) {
 	for name, why := range map[string]string{
 		"nvidia.com/gpu.replicas":             "depends on the profile",
@@ -276,7 +276,7 @@ func TestRefusedLabels(t *testing.T) {
 	}
 }
 
-// TestRulesManifest has a rule beside profiles of a manifest, which stay as they are without it.
+// TestRulesManifest has a rule beside a manifest's profiles, which do not change.
 func TestRulesManifest(t *testing.T) {
 	const text = `apiVersion: v1
 kind: ConfigMap
@@ -305,7 +305,7 @@ data:
 	}
 }
 
-// TestChartRules reads what the chart makes of config.rules.
+// TestChartRules reads the chart's rendering of config.rules.
 func TestChartRules(t *testing.T) {
 	data, err := os.ReadFile("../test/chart/testdata/virgate-rules.golden")
 	if err != nil {

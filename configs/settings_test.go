@@ -13,8 +13,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestSettingNames checks that flags and variables are those of NVIDIA's plugin,
-// and two of Virgate's, and that none is there twice.
+// TestSettingNames checks that flags and variables are those of NVIDIA's plugin and two of Virgate's, and that
+// none is repeated.
 func TestSettingNames(t *testing.T) {
 	want := map[string]string{
 		"mig-strategy": "MIG_STRATEGY", "fail-on-init-error": "FAIL_ON_INIT_ERROR", "mps-root": "MPS_ROOT",
@@ -47,7 +47,7 @@ func TestSettingNames(t *testing.T) {
 	}
 }
 
-// written is the setting's default as a document says it.
+// written is the setting's default as written in a document.
 func written(s Setting) string {
 	switch s.Type {
 	case TypeBool:
@@ -59,8 +59,7 @@ func written(s Setting) string {
 	}
 }
 
-// TestDefaultsWrittenOut checks that a default changes nothing when it is said,
-// by the document or by an override.
+// TestDefaultsWrittenOut checks that writing out a default, in the document or as an override, changes nothing.
 func TestDefaultsWrittenOut(t *testing.T) {
 	plain := parse(t, "")
 	for _, s := range settingKeys() {
@@ -87,8 +86,8 @@ func TestDefaultsWrittenOut(t *testing.T) {
 	}
 }
 
-// TestInertSections has what other programs read, or nobody: whatever it is, the plugin serves
-// what the rest of the document says, and GPU feature discovery is told of what it reads.
+// TestInertSections has sections for other programs or for none: the plugin serves the rest of the document
+// anyway, and GPU feature discovery gets errors in its own section.
 func TestInertSections(t *testing.T) {
 	const rest = "\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}]}}"
 	tests := []struct{ document, note, discovery string }{

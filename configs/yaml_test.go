@@ -12,8 +12,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// bomb is a document in which each of the levels has the one before it nine
-// times.
+// bomb is a document in which each level repeats the previous one nine times.
 func bomb(levels int) string {
 	var b strings.Builder
 	b.WriteString("l0: &l0 [x]\n")
@@ -32,8 +31,8 @@ func mergeBomb(levels int) string {
 	return b.String() + "flags: *l" + fmt.Sprint(levels) + "\n"
 }
 
-// TestSyntaxLines checks that what is no YAML is reported on the line where reading stops, and
-// where the list, mapping or text begins that has no end.
+// TestSyntaxLines checks that invalid YAML is reported on the line where parsing stops, with the line where the
+// unclosed list, mapping or text begins.
 func TestSyntaxLines(t *testing.T) {
 	const head = "version: v1\n"
 	tests := []struct {
@@ -64,7 +63,7 @@ func TestSyntaxLines(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			// A document in a manifest is one that has 5 lines before it.
+			// In a manifest, the document begins after 5 lines.
 			manifest := "apiVersion: v1\nkind: ConfigMap\ndata:\n  none: ''\n  any: |\n    " + strings.ReplaceAll(test.document, "\n", "\n    ")
 			for offset, document := range map[int]string{0: test.document, 5: manifest} {
 				if offset > 0 && (!utf8.ValidString(test.document) || strings.Contains(test.document, "\x01") || strings.HasSuffix(test.name, "bracket at the end") || strings.HasPrefix(test.document, "\t")) {
@@ -88,7 +87,7 @@ func TestSyntaxLines(t *testing.T) {
 	}
 }
 
-// TestPlaceholderAndSyntax checks that a syntax error names a placeholder only where that can be the cause.
+// TestPlaceholderAndSyntax checks that a syntax error names a placeholder only if that can be the cause.
 func TestPlaceholderAndSyntax(t *testing.T) {
 	const blamed = "a placeholder of a template"
 	tests := []struct {
@@ -120,8 +119,7 @@ func TestPlaceholderAndSyntax(t *testing.T) {
 	}
 }
 
-// TestSyntaxWithoutMarks checks that the line of the library's error counts where its marks are not
-// to be found.
+// TestSyntaxWithoutMarks checks that the line of the library's error counts if its marks cannot be found.
 func TestSyntaxWithoutMarks(t *testing.T) {
 	for message, want := range map[string]int{"yaml: line 3: odd": 3, "yaml: line 99: odd": 4, "yaml: odd": 1} {
 		s := &source{file: "f", problems: &Problems{}}
@@ -132,8 +130,7 @@ func TestSyntaxWithoutMarks(t *testing.T) {
 	}
 }
 
-// TestRefusedForSize has documents that would cost too much to read. Expanding
-// one would run into the test's timeout.
+// TestRefusedForSize has documents that are too expensive to read. Expanding one would hit the test's timeout.
 func TestRefusedForSize(t *testing.T) {
 	tests := []struct{ name, document, want string }{
 		{"bytes", strings.Repeat("#", 1<<20+1), "more than 1 MiB"},
@@ -178,15 +175,15 @@ func TestAcceptedSize(t *testing.T) {
 	}
 }
 
-// TestListLimit has the largest number of replicas that any node can offer. One more is
-// noted, and how many units fit; what no node can offer is refused.
+// TestListLimit has the largest number of replicas that any node can offer. One more gives a note with the number
+// of units that fit; a number that no node can offer is refused.
 func TestListLimit(t *testing.T) {
 	const entry = "sharing: {timeSlicing: {resources: [{name: %s, replicas: %s}]}}"
 	gpu := fmt.Sprintf(entry, "gpu", "%d")
 	tests := []struct {
 		name, document string
 		most           int
-		// fits is how many units the note speaks of; none where more are refused.
+		// fits is the number of units in the note; "" if more replicas are refused.
 		fits string
 	}{
 		{"whole GPUs", gpu, 2457, "15 GPUs"},

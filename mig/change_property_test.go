@@ -10,7 +10,7 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// checkLeast holds the change against every other choice of what to keep.
+// checkLeast compares the change with every other choice of what to keep.
 func checkLeast(t *testing.T, b *gpuModel, wanted mig.Layout) mig.Change {
 	t.Helper()
 	before := b.clone()
@@ -25,7 +25,7 @@ func checkLeast(t *testing.T, b *gpuModel, wanted mig.Layout) mig.Change {
 	if len(change.Blocked) != inUse-busy {
 		t.Fatalf("%v → %v: %d block, at least %d must: %+v", before.partitions(), wanted, len(change.Blocked), inUse-busy, change)
 	}
-	// Where nothing blocks, whatever is not destroyed is kept for good.
+	// If nothing blocks, all that is not destroyed is kept for good.
 	if least := len(before.partitions()) - busy - free; change.Complete() && len(change.Doomed) != least {
 		t.Fatalf("%v → %v: destroys %d, %d would do: %+v", before.partitions(), wanted, len(change.Doomed), least, change)
 	}
@@ -45,9 +45,8 @@ func creations(change mig.Change) int {
 	return made
 }
 
-// mostAtOnce looks at every layout among those that are as wanted, of those that
-// keep most of the GPU, and returns how many partitions of one can be made at
-// most while everything in use is still there.
+// mostAtOnce looks at every wanted layout that keeps most of the GPU, and returns the most partitions of one that
+// can be made while everything in use still exists.
 func mostAtOnce(b *gpuModel, layouts [][]mig.Partition, wanted []int) int {
 	bestBusy, bestFree, most := -1, -1, 0
 	for _, n := range wanted {
@@ -197,8 +196,7 @@ func TestNewChangeComputeInstances(t *testing.T) {
 	}
 }
 
-// split cuts some GPU instances into several partitions, some of which are left
-// out.
+// split divides some GPU instances into several partitions, and leaves some out.
 func split(random *rand.Rand, layout []mig.Partition) []mig.Partition {
 	var list []mig.Partition
 	for _, p := range layout {
@@ -219,9 +217,8 @@ func split(random *rand.Rand, layout []mig.Partition) []mig.Partition {
 	return list
 }
 
-// checkNewChange asks for wanted, makes the steps one by one on the model and
-// holds everything that NewChange promises against it but that it destroys as
-// little as possible. It returns the first change; the model is as after it.
+// checkNewChange asks for wanted, makes the steps one by one on the model and checks all promises of NewChange
+// except that it destroys as little as possible. It returns the first change; the model is as after it.
 func checkNewChange(t *testing.T, b *gpuModel, wanted mig.Layout) mig.Change {
 	t.Helper()
 	before, instances := b.partitions(), len(b.instances)
@@ -292,8 +289,8 @@ func checkNewChange(t *testing.T, b *gpuModel, wanted mig.Layout) mig.Change {
 	return change
 }
 
-// finish frees the partitions that block, and holds that the layout is then
-// reached without undoing what was made before.
+// finish frees the partitions that block, and checks that the layout is then reached without undoing earlier
+// steps.
 func finish(t *testing.T, b *gpuModel, wanted mig.Layout, change mig.Change) {
 	t.Helper()
 	before := b.partitions()

@@ -121,8 +121,7 @@ func TestNewChange(t *testing.T) {
 	}
 }
 
-// listedGPU has the partitions as a driver would list them, with no regard to
-// what the geometry knows.
+// listedGPU has the partitions as a driver would list them, whatever the geometry knows.
 func listedGPU(t *testing.T, id uint16, partitions []mig.Partition) *gpuModel {
 	t.Helper()
 	b := &gpuModel{geometry: geometry(t, id), mode: true}
@@ -181,8 +180,7 @@ func TestNewChangeMode(t *testing.T) {
 	}
 }
 
-// An instance without partitions is in the way like any other, and as good as a
-// new one where it fits.
+// An instance without partitions is in the way like any other, and as good as a new one if it fits.
 func TestNewChangeEmptyInstance(t *testing.T) {
 	for _, row := range []struct{ name, empty, want, steps string }{
 		{"taken", "3g.20gb@0:4", "3g.20gb", "+3g.20gb@0:4"},
@@ -250,7 +248,7 @@ func TestNewChangeDoesNotTouchItsArguments(t *testing.T) {
 		cmp.Diff(geometry(t, a100), b.geometry); diff != "" {
 		t.Errorf("an argument changed:\n%s", diff)
 	}
-	// The order in which a driver lists things means nothing.
+	// A driver's order of listing does not matter.
 	b.instances[0], b.instances[1] = b.instances[1], b.instances[0]
 	second, err := mig.NewChange(b.geometry, true, b.instances, want)
 	if diff := cmp.Diff(first, second); diff != "" || err != nil {
@@ -258,9 +256,8 @@ func TestNewChangeDoesNotTouchItsArguments(t *testing.T) {
 	}
 }
 
-// TestNewChangeGrowsByWhatIsFree checks that in a GPU instance that stays, no
-// more partitions are made at once than there are slices beside one in use that
-// has to go.
+// TestNewChangeGrowsByWhatIsFree checks that in a GPU instance that stays, only as many partitions are made at
+// once as there are slices beside a partition in use that must go.
 func TestNewChangeGrowsByWhatIsFree(t *testing.T) {
 	whole := mig.Placement{Size: 8}
 	part := func(name string) mig.Profile {
@@ -279,8 +276,8 @@ func TestNewChangeGrowsByWhatIsFree(t *testing.T) {
 	}
 }
 
-// BenchmarkNewChange has the cases that search longest. Each stays below a
-// millisecond, so a plan may be made as often as anything changes.
+// BenchmarkNewChange has the longest searches. Each takes less than a millisecond, so a plan can be made at every
+// change.
 func BenchmarkNewChange(b *testing.B) {
 	g := geometry(b, a100)
 	for _, row := range []struct {
@@ -309,8 +306,8 @@ func BenchmarkNewChange(b *testing.B) {
 	}
 }
 
-// FuzzNewChange cuts a GPU at random, whole GPU instances and shares, marks
-// some in use and asks for something at random, possible or not.
+// FuzzNewChange divides a GPU at random, marks some partitions in use and asks for a random layout, possible or
+// not.
 func FuzzNewChange(f *testing.F) {
 	f.Add(uint16(a100), []byte{0, 1, 2, 3}, []byte{0, 0, 2, 3}, uint8(5))
 	f.Add(uint16(a30), []byte{9, 9, 1}, []byte{17, 33}, uint8(0))
@@ -330,7 +327,7 @@ func FuzzNewChange(f *testing.F) {
 			p := pick(choice)
 			shape, _ := g.ProfileInfo(p)
 			at := mig.Placement{Start: shape.Starts[n%len(shape.Starts)], Size: shape.Size}
-			// What a driver would refuse is not on the GPU.
+			// A partition that a driver would refuse is left out.
 			if b.at(at) < 0 {
 				_ = b.make(mig.Step{Action: mig.CreateInstance, Profile: p.Instance(), Placement: at, GI: -1})
 			}

@@ -79,7 +79,7 @@ func TestDraw(t *testing.T) {
 	}
 }
 
-// A change is drawn as what is there and what will be.
+// A change is drawn as its state before and after.
 func TestBlocks(t *testing.T) {
 	b := newGPUModel(t, geometry(t, a100), placed(t, "1c.2g.10gb@0:2 1c.2g.10gb@0:2 1c.3g.20gb@4:4 2c.3g.20gb@4:4 1g.5gb+me@2:1 1g.5gb@3:1"))
 	b.setBusy(uses(0, 2))
@@ -108,7 +108,7 @@ func TestBlocks(t *testing.T) {
 	if diff := cmp.Diff(after, "\n"+mig.Draw(8, 100, change.After(b.instances))); diff != "" {
 		t.Errorf("after (-want +got):\n%s", diff)
 	}
-	// What nothing happens to looks as it did, and the zero change does nothing.
+	// Unchanged parts look as before, and the zero change does nothing.
 	if diff := cmp.Diff((mig.Change{}).Before(b.instances), (mig.Change{}).After(b.instances)); diff != "" {
 		t.Errorf("before and after nothing:\n%s", diff)
 	}

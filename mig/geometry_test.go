@@ -65,7 +65,7 @@ func TestGeometryOf(t *testing.T) {
 					checkShape(t, g, s)
 				}
 				for i := 1; i < len(g.Profiles); i++ {
-					// Place counts on it for its first try, not for being right.
+					// Place needs it for its first try, not to be right.
 					if small, large := g.Profiles[i-1], g.Profiles[i]; len(large.Starts) > len(small.Starts) {
 						t.Errorf("%s has more starts than %s", large.Profile, small.Profile)
 					}
@@ -79,7 +79,7 @@ func TestGeometryOf(t *testing.T) {
 	}
 }
 
-// checkShape holds a shape against the rules that the published GPUs obey.
+// checkShape checks a shape by the rules of the published GPUs.
 func checkShape(t *testing.T, g mig.Geometry, s mig.ProfileInfo) {
 	t.Helper()
 	p := s.Profile

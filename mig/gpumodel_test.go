@@ -10,8 +10,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// gpuModel is a GPU as a driver would keep it, for steps to be made on. It
-// knows the rules from legal and not from the package.
+// gpuModel is a GPU as a driver would keep it, on which steps can be made. It takes its rules from legal, not
+// from the package.
 type gpuModel struct {
 	geometry  mig.Geometry
 	mode      bool
@@ -41,7 +41,7 @@ func (b *gpuModel) must(t testing.TB, s mig.Step) {
 	}
 }
 
-// make makes one step, or says why a driver would refuse it.
+// make makes one step, or returns why a driver would refuse it.
 func (b *gpuModel) make(s mig.Step) error {
 	if s.Action == mig.EnableMIG || s.Action == mig.DisableMIG {
 		if on := s.Action == mig.EnableMIG; on == b.mode || len(b.instances) > 0 {
@@ -127,7 +127,7 @@ func (b *gpuModel) outlines() []mig.Partition {
 	return list
 }
 
-// state is what one partition of the model is.
+// state is the state of one partition of the model.
 type state struct {
 	mig.Partition
 	uuid string

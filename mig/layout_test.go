@@ -88,7 +88,7 @@ func TestNamedLayoutRefuses(t *testing.T) {
 	}
 }
 
-// TestFits names the first of the layout's partitions that the GPU cannot have even alone.
+// TestFits names the first partition of a layout that the GPU cannot have even alone.
 func TestFits(t *testing.T) {
 	unlisted := geometry(t, a100)
 	unlisted.Unlisted = true
@@ -117,7 +117,7 @@ func TestFits(t *testing.T) {
 	}
 }
 
-// TestUnlisted: without a list of profiles only layouts without any are known.
+// TestUnlisted: without a list of profiles, only layouts without partitions are known.
 func TestUnlisted(t *testing.T) {
 	g := mig.Geometry{Unlisted: true}
 	for name, want := range map[string]error{"all-disabled": nil, "all-enabled": nil, "all-balanced": mig.ErrUnlisted, "all-1g.5gb": mig.ErrUnlisted} {
@@ -154,8 +154,7 @@ func layout(t testing.TB, text string) mig.Layout {
 	return wanted
 }
 
-// FuzzNamedLayout checks that a layout which a name has on a GPU can be cut on
-// that GPU, whatever the name.
+// FuzzNamedLayout checks that a layout that a name has on a GPU fits on that GPU, for any name.
 func FuzzNamedLayout(f *testing.F) {
 	for _, name := range []string{"all-disabled", "all-enabled", "all-balanced", "all-1g.5gb", "all-1g.5gb+me", "all-1g.5gb.me", "all-1c.3g.20gb", "all-7g.80gb", "all-", "all", "", "ALL-BALANCED", "all-0g.0gb", "\xff"} {
 		f.Add(name)
@@ -176,8 +175,8 @@ func FuzzNamedLayout(f *testing.F) {
 	})
 }
 
-// FuzzPlaced checks that a placed partition from a state file is what it is when
-// it is written and read again, or is refused.
+// FuzzPlaced checks that a placed partition from a state file stays the same when written and read again, or is
+// refused.
 func FuzzPlaced(f *testing.F) {
 	profile, err := mig.ParseProfile("1g.5gb")
 	if err != nil {

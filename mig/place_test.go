@@ -140,8 +140,8 @@ func TestPlaceRefusesContradictions(t *testing.T) {
 	}
 }
 
-// What no known GPU shows, but a driver may describe: slices that run out
-// before the slots, a maximum below the number of starts, several attributes.
+// Cases that no known GPU has, but a driver may describe: slices that run out before slots, a maximum below the
+// number of starts, several attributes.
 func TestPlaceOnOtherGPUs(t *testing.T) {
 	big := mig.ProfileInfo{Profile: profile(t, "4g.20gb"), Size: 4, Starts: []int{0, 4, 8}, Max: 2}
 	extended := mig.ProfileInfo{Profile: profile(t, "1g.5gb+me"), Size: 1, Starts: []int{0, 1, 2, 3}, Max: 1}
@@ -171,8 +171,7 @@ func TestPlaceOnOtherGPUs(t *testing.T) {
 	}
 }
 
-// On every known GPU the first try succeeds where any does. Here a takes slot
-// 0 first, which is the only one left for b.
+// On every known GPU the first try succeeds if any does. Here a takes slot 0 first, the only one left for b.
 func TestPlaceGoesBack(t *testing.T) {
 	a := mig.ProfileInfo{Profile: profile(t, "2g.20gb"), Size: 1, Starts: []int{0, 1}, Max: 1}
 	b := mig.ProfileInfo{Profile: profile(t, "2g.10gb"), Size: 1, Starts: []int{0, 2}, Max: 1}
@@ -236,9 +235,8 @@ func placed(t testing.TB, text string) []mig.Partition {
 	return list
 }
 
-// The tests in this file hold Place against a list of everything that is legal
-// on a GPU, made by trying every subset of (shape, start), without a line of
-// the package's search.
+// The tests in this file compare Place with a list of everything legal on a GPU, made by trying every subset of
+// (shape, start), without the package's search.
 
 // legalLayouts are all sets of GPU instances that may stand on the GPU
 // together, the empty one included, each by start.
@@ -352,7 +350,7 @@ func TestPlaceIsExact(t *testing.T) {
 	}
 }
 
-// Legal layouts are kept in turn, and every multiset is asked for beside each.
+// Each legal layout is kept in turn, and every multiset is asked for beside it.
 func TestPlaceIsExactAroundKept(t *testing.T) {
 	for _, row := range []struct {
 		name string
@@ -396,8 +394,7 @@ func TestPlaceIsExactAroundKept(t *testing.T) {
 	}
 }
 
-// checkPlace asks for wanted beside kept, holds the answer against what is
-// possible and says whether there was one.
+// checkPlace asks for wanted beside kept, checks the answer against possible, and reports whether there was one.
 func checkPlace(t *testing.T, g mig.Geometry, wanted []mig.PartitionCount, kept []mig.Partition, possible bool) bool {
 	t.Helper()
 	got, err := g.Place(mig.Layout{MIG: true, Partitions: wanted}, kept)
@@ -478,7 +475,7 @@ func text(wanted []mig.PartitionCount) string {
 
 func multiset(layout []mig.Partition) string { return text(tally(layout)) }
 
-// TestUnreachable holds which free slots count as lost.
+// TestUnreachable checks which free slots count as lost.
 func TestUnreachable(t *testing.T) {
 	g, _ := mig.GeometryOf(0x20B0)
 	at := func(text string, start, size int) mig.Instance {

@@ -10,9 +10,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// names are the written forms and resource names of NVIDIA's device plugin
-// 0.20, but for the compute instances, which it cannot offer, and the list of
-// attributes, which no GPU has yet.
+// names are the written forms and resource names of NVIDIA's device plugin 0.20, except compute instances, which
+// it cannot offer, and the list of attributes, which no GPU has yet.
 var names = []struct {
 	text     string
 	profile  mig.Profile
@@ -105,7 +104,7 @@ func TestProfileInJSON(t *testing.T) {
 	if string(text) != want {
 		t.Errorf("JSON is %s, want %s", text, want)
 	}
-	// Unmarshal must set the empty profile too, not keep what was there.
+	// Unmarshal must also set an empty profile, not keep the old one.
 	after := document{Whole: p}
 	if err := json.Unmarshal(text, &after); err != nil {
 		t.Fatal(err)

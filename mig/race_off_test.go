@@ -2,5 +2,5 @@
 
 package mig_test
 
-// raceDetector says that the tests run with the race detector.
+// raceDetector is true if the tests run with the race detector.
 const raceDetector = false

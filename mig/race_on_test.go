@@ -2,7 +2,6 @@
 
 package mig_test
 
-// raceDetector says that the tests run with the race detector. Exhaustive tests
-// of code without goroutines then look at a part of their cases: the detector
-// finds nothing in the rest, and takes ten times as long.
+// raceDetector is true if the tests run with the race detector. Exhaustive tests of code without goroutines then
+// run only some of their cases, as the rest would take ten times as long and show no race.
 const raceDetector = true

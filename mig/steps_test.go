@@ -9,8 +9,7 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// TestSteps holds which steps lead from what a GPU has to a target, in which
-// order, and what is never among them.
+// TestSteps checks which steps lead from a GPU's state to a target, in which order, and which are never needed.
 func TestSteps(t *testing.T) {
 	profile := func(text string) mig.Profile {
 		p, err := mig.ParseProfile(text)

@@ -12,8 +12,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// TestSupplyIsWhatPlaceAllows goes through every set of GPU instances that either the
-// counters or Place allow on each known GPU, and holds that they agree on each.
+// TestSupplyIsWhatPlaceAllows checks for every set of GPU instances on each known GPU that the counters allow it
+// if and only if Place does.
 func TestSupplyIsWhatPlaceAllows(t *testing.T) {
 	layouts := map[int]int{}
 	seen := map[string]bool{}
@@ -30,7 +30,7 @@ func TestSupplyIsWhatPlaceAllows(t *testing.T) {
 			count++
 			for i := from; i < len(all); i++ {
 				next := append(have[:len(have):len(have)], all[i])
-				// The kept ones are as they are, and the new one has one place only.
+				// The kept ones stay, and the new one has only one place.
 				alone := g
 				alone.Profiles = nil
 				for _, info := range g.Profiles {
@@ -56,8 +56,8 @@ func TestSupplyIsWhatPlaceAllows(t *testing.T) {
 	}
 }
 
-// TestMemoryLimitsNothing holds that the memory of instances is counted and is never what
-// keeps one from a place, also where a driver's figures are no parts of each other.
+// TestMemoryLimitsNothing checks that the memory of instances is counted but never excludes one, even if a
+// driver's figures do not add up.
 func TestMemoryLimitsNothing(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	for _, g := range mig.KnownGeometries() {
@@ -94,7 +94,7 @@ func within(supply mig.Counters, g mig.Geometry, partitions []mig.Partition) boo
 	return true
 }
 
-// TestSupplyOfAMaximum has a profile of which there may be fewer than it has places.
+// TestSupplyOfAMaximum has a profile whose maximum is lower than its number of places.
 func TestSupplyOfAMaximum(t *testing.T) {
 	p := profile(t, "1g.5gb")
 	g := mig.Geometry{Slices: 4, Slots: 4, Profiles: []mig.ProfileInfo{{Profile: p, Size: 1, Starts: []int{0, 1, 2, 3}, Max: 2}}}
@@ -115,7 +115,7 @@ func TestLabel(t *testing.T) {
 	}
 }
 
-// TestPlacementsInOrder holds the order in which the places of a 7-slice GPU are tried.
+// TestPlacementsInOrder checks the order in which the places of a 7-slice GPU are tried.
 func TestPlacementsInOrder(t *testing.T) {
 	g, _ := mig.GeometryOf(0x2330)
 	starts := map[string][]int{}
@@ -130,8 +130,8 @@ func TestPlacementsInOrder(t *testing.T) {
 	}
 }
 
-// TestArrival has the instances of every mixture that fits come in every order, or in some
-// of the many, and holds how many of them end with one that has no place.
+// TestArrival adds the instances of every possible mixture in every order, or a sample of orders, and checks how
+// often one finds no place.
 func TestArrival(t *testing.T) {
 	g, _ := mig.GeometryOf(0x2330)
 	all, supply := g.Placements(), g.Supply()

@@ -26,7 +26,7 @@ type stuck struct {
 	slog.Handler
 	stopped atomic.Bool
 	freed   chan struct{}
-	// saved and logged say that a call hangs.
+	// saved and logged receive when a call hangs.
 	saved, logged chan struct{}
 }
 
@@ -55,8 +55,7 @@ func (s *stuck) Save(plugin.Lists) error {
 	return nil
 }
 
-// TestAllocateWaitsForNobody has everything hang that the program waits for but
-// the kubelet's call itself: no grant and no refusal waits for it.
+// TestAllocateWaitsForNobody has the log and the store hang: no grant and no refusal waits for them.
 func TestAllocateWaitsForNobody(t *testing.T) {
 	s := &stuck{Handler: slog.DiscardHandler, freed: make(chan struct{}), saved: make(chan struct{}, 1), logged: make(chan struct{}, 1)}
 	defer close(s.freed)
@@ -89,8 +88,7 @@ func TestAllocateWaitsForNobody(t *testing.T) {
 	}
 }
 
-// TestGrantsTouchNothing checks that what makes an answer has no means to do I/O
-// or to take a lock.
+// TestGrantsTouchNothing checks that the code of a grant imports nothing for I/O or locks.
 func TestGrantsTouchNothing(t *testing.T) {
 	allowed := map[string]bool{}
 	for _, path := range []string{
@@ -168,8 +166,7 @@ func TestUnknownNodeIsRefused(t *testing.T) {
 	}
 }
 
-// TestHostSendsNoList checks that what only grants depend on costs the kubelet
-// no list.
+// TestHostSendsNoList checks that a change that affects only grants sends no list.
 func TestHostSendsNoList(t *testing.T) {
 	b := newBench(t, nil)
 	b.manager.Apply(plan(gpu, 2, 2))
@@ -185,8 +182,8 @@ func TestHostSendsNoList(t *testing.T) {
 	}
 }
 
-// TestDroppedResourceIsGrantedAsThePlanSays checks that strategies are the
-// plan's, not those of when the resource was last planned.
+// TestDroppedResourceIsGrantedAsThePlanSays checks that a dropped resource is granted by the strategies of the
+// current plan.
 func TestDroppedResourceIsGrantedAsThePlanSays(t *testing.T) {
 	p := plan(gpu, 2, 1)
 	client, manager := dialManager(t, p)
@@ -196,8 +193,7 @@ func TestDroppedResourceIsGrantedAsThePlanSays(t *testing.T) {
 	})
 }
 
-// TestOneShareOnlyIsForShares checks that whole GPUs may be had by the number
-// where shares may not.
+// TestOneShareOnlyIsForShares checks that FailRequestsGreaterThanOne does not apply to whole GPUs.
 func TestOneShareOnlyIsForShares(t *testing.T) {
 	p := plan(gpu, 2, 1)
 	p.Resources[0].FailRequestsGreaterThanOne = true

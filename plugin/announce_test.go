@@ -17,19 +17,19 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// apiServer is what the scheduler goes by.
+// apiServer has the numbers that the scheduler sees.
 type apiServer struct {
 	bench *bench
 	mu    sync.Mutex
-	// calls are the announcements, each with what the kubelet had then.
+	// calls are the announcements, with the kubelet's numbers at that time.
 	calls []call
-	// answer receives why the next call fails, nil if it does not; without it none does, at once. It
-	// does not look at its context, as a request that hangs.
+	// answer receives the result of the next call; without it, calls succeed at once. A call ignores its context,
+	// like a request that hangs.
 	answer chan error
 	asked  chan struct{}
 	now    time.Time
 	goesOn bool
-	// calling counts the calls that have not returned: the contract is one at most.
+	// calling counts the calls that have not returned; there must be at most one.
 	calling atomic.Int32
 }
 
@@ -60,7 +60,7 @@ func (a *apiServer) Announce(_ context.Context, capacity, allocatable map[string
 	return written
 }
 
-// clock all but stands still until goOn is called.
+// clock hardly moves until goOn is called.
 func (a *apiServer) clock() time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -84,7 +84,7 @@ func (a *apiServer) stop() {
 	a.goesOn, a.now = false, time.Now()
 }
 
-// hang has the next calls wait for an answer.
+// hang has the next calls wait for answer.
 func (a *apiServer) hang(t *testing.T) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -141,8 +141,7 @@ func last(announced string) func([]call) bool {
 	}
 }
 
-// TestAnnounce holds that fewer devices are announced before the kubelet has them, and more when it
-// has.
+// TestAnnounce checks that fewer devices are announced before the kubelet has them, and more afterwards.
 func TestAnnounce(t *testing.T) {
 	t.Parallel()
 	b, a := newAnnouncedBench(t, false)
@@ -165,9 +164,8 @@ func TestAnnounce(t *testing.T) {
 	}
 }
 
-// TestAnnouncedFirst holds that a list with fewer devices waits for its announcement and for the
-// pods that were bound just before it, and that meanwhile the old one is served and nothing is
-// said to be applied.
+// TestAnnouncedFirst checks that a list with fewer devices waits for its announcement and for pods bound just
+// before it. Meanwhile the old list is served and does not count as applied.
 func TestAnnouncedFirst(t *testing.T) {
 	t.Parallel()
 	b, a := newAnnouncedBench(t, true)
@@ -185,8 +183,7 @@ func TestAnnouncedFirst(t *testing.T) {
 	b.shows(gpu, 8, 4)
 }
 
-// TestAnnouncedLate holds that an API server that refuses, or does not answer in time, keeps no list
-// back.
+// TestAnnouncedLate checks that a list is sent even if the API server refuses or does not answer in time.
 func TestAnnouncedLate(t *testing.T) {
 	t.Parallel()
 	t.Run("refused", func(t *testing.T) {
@@ -210,8 +207,8 @@ func TestAnnouncedLate(t *testing.T) {
 	})
 }
 
-// TestFaultIsNotAnnouncedFirst holds that a fault reaches the kubelet while the API server hangs,
-// also with a list that has waited for it.
+// TestFaultIsNotAnnouncedFirst checks that a fault reaches the kubelet while the API server hangs, even if a list
+// is waiting.
 func TestFaultIsNotAnnouncedFirst(t *testing.T) {
 	t.Parallel()
 	b, a := newAnnouncedBench(t, true)
@@ -223,8 +220,8 @@ func TestFaultIsNotAnnouncedFirst(t *testing.T) {
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 5 })
 }
 
-// TestAnnouncedTogether holds that what changes together is announced together, and that a change
-// which is taken back is announced as such and never sent.
+// TestAnnouncedTogether checks that simultaneous changes are announced together, and that a change that is undone
+// is announced as undone and never sent.
 func TestAnnouncedTogether(t *testing.T) {
 	t.Parallel()
 	b, a := newAnnouncedBench(t, true)
@@ -262,8 +259,8 @@ func TestAnnouncedTogether(t *testing.T) {
 	}
 }
 
-// TestSwitchToMPSIsAnnounced holds that a unit whose daemon is not ready counts as switched, not as
-// faulty: its list waits.
+// TestSwitchToMPSIsAnnounced checks that a unit whose daemon is not ready counts as switched, not as faulty: its
+// list waits.
 func TestSwitchToMPSIsAnnounced(t *testing.T) {
 	t.Parallel()
 	b, a := newAnnouncedBench(t, true)
@@ -287,7 +284,7 @@ func TestSwitchToMPSIsAnnounced(t *testing.T) {
 	}
 }
 
-// TestWaitingIsNotWithdrawn holds that a unit is not withdrawn while the list that waits has it.
+// TestWaitingIsNotWithdrawn checks that a unit is not withdrawn while a waiting list has it.
 func TestWaitingIsNotWithdrawn(t *testing.T) {
 	t.Parallel()
 	b, a := newAnnouncedBench(t, true)
@@ -309,8 +306,8 @@ func TestWaitingIsNotWithdrawn(t *testing.T) {
 	}
 }
 
-// TestEndIsAnnounced holds that the API server is told before the kubelet loses the devices, and that pods
-// which were bound before that still get theirs.
+// TestEndIsAnnounced checks that the end is announced before the kubelet loses the devices, and that pods bound
+// before still get theirs.
 func TestEndIsAnnounced(t *testing.T) {
 	t.Parallel()
 	b, a := newAnnouncedBench(t, false)
@@ -330,7 +327,7 @@ func TestEndIsAnnounced(t *testing.T) {
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 0 })
 }
 
-// TestEndWithoutAPIServer holds that one that hangs, or that may not be written to, keeps no program from ending.
+// TestEndWithoutAPIServer checks that the program ends even if the API server refuses the announcement.
 func TestEndWithoutAPIServer(t *testing.T) {
 	t.Parallel()
 	b, a := newAnnouncedBench(t, false)
@@ -344,9 +341,8 @@ func TestEndWithoutAPIServer(t *testing.T) {
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 0 })
 }
 
-// TestStartIsAnnounced holds that what the last run listed is announced as gone as soon as the next one may
-// serve, which is before it has a plan, and as there when the kubelet has it again. A hanging API server
-// delays no list.
+// TestStartIsAnnounced checks that the last run's devices are announced as gone once the next run may serve,
+// before it has a plan, and as present once the kubelet has them again. A hanging API server delays no list.
 func TestStartIsAnnounced(t *testing.T) {
 	t.Parallel()
 	a := &apiServer{now: time.Now()}

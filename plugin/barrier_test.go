@@ -17,7 +17,7 @@ type holdingOn struct {
 	until time.Time
 	err   error
 	asked int
-	// patience is how many questions it answers; zero for all. The others hang.
+	// patience is how many calls it answers, 0 for all; later calls hang.
 	patience int
 }
 
@@ -33,8 +33,8 @@ func (h *holdingOn) Serving(ctx context.Context, _ string) (bool, error) {
 func (*holdingOn) Held(context.Context) ([]sharing.Allocation, error)   { return nil, nil }
 func (*holdingOn) Applied(context.Context) (map[string][]string, error) { return nil, nil }
 
-// TestBarrier counts the time, on a clock that nobody waits for, from the moment
-// in which the kubelet has let go: as long as it has no device to grant.
+// TestBarrier measures, in simulated time, how soon the barrier ends after the kubelet has no device to grant any
+// more.
 func TestBarrier(t *testing.T) {
 	for _, row := range []struct {
 		name     string
@@ -43,7 +43,7 @@ func TestBarrier(t *testing.T) {
 		late     time.Duration // at most
 		asked    int           // at most
 		patience int
-		givesUp  bool          // and says so
+		givesUp  bool          // and logs it
 		untilEnd time.Duration // zero for no end
 	}{
 		{name: "let go already", asked: 1},

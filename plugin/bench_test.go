@@ -66,7 +66,7 @@ func BenchmarkPreferredAllocation(b *testing.B) {
 	}
 }
 
-// BenchmarkListUpdate is from a plan to the list that follows from it, received.
+// BenchmarkListUpdate measures from a plan until its list is received.
 func BenchmarkListUpdate(b *testing.B) {
 	for _, replicas := range []int{10, 100, 1000} {
 		b.Run(fmt.Sprintf("devices=%d", 8*replicas), func(b *testing.B) {

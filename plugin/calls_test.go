@@ -21,7 +21,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// TestCallsAreCounted checks that each call is counted once, by what became of it.
+// TestCallsAreCounted checks that each call is counted once, by its result.
 func TestCallsAreCounted(t *testing.T) {
 	oneShare := plan(gpu, 2, 4)
 	oneShare.Resources[0].FailRequestsGreaterThanOne = true
@@ -93,7 +93,7 @@ func (c *callTimes) Start(string) plugin.CallObservers {
 
 func (c *callTimes) Stop(string) { c.stopped.Add(1) }
 
-// TestCallsAreMeasured checks that each call is measured once, by what became of it.
+// TestCallsAreMeasured checks that each call is measured once, by its result.
 func TestCallsAreMeasured(t *testing.T) {
 	var times callTimes
 	options := plugin.Options{Logger: slog.New(slog.DiscardHandler), Timing: plugin.Timing{StopAfter: time.Millisecond, RemovalDelay: time.Millisecond}}
@@ -114,7 +114,7 @@ func TestCallsAreMeasured(t *testing.T) {
 	}
 }
 
-// TestStatusLists checks that the list is shown as it is.
+// TestStatusLists checks that the status shows the list.
 func TestStatusLists(t *testing.T) {
 	_, manager := dialManager(t, plan(gpu, 2, 4))
 	status := manager.Status().Resources[0]
@@ -123,8 +123,7 @@ func TestStatusLists(t *testing.T) {
 	}
 }
 
-// TestSetRefusals holds what a refused unit's devices answer, listed or not, and that
-// others are granted.
+// TestSetRefusals checks the refusals for a refused unit's devices, listed or not, and that others are granted.
 func TestSetRefusals(t *testing.T) {
 	client, manager := dialManager(t, plan(gpu, 2, 2))
 	manager.SetRefusals(plugin.MIGChange, map[string]string{"GPU-0001": "is being repartitioned", "MIG-gone": "is being repartitioned"})
@@ -159,9 +158,8 @@ func TestSetRefusals(t *testing.T) {
 	}
 }
 
-// TestRetiringDeviceIsServed checks that a device which the list has Unhealthy
-// because it is to leave is granted all the same: the kubelet chose it before it
-// knew. A fault or a cut of its unit counts for it as for any other.
+// TestRetiringDeviceIsServed checks that a device that is Unhealthy only because it will be removed is still
+// granted, as the kubelet may have chosen it before. A fault or a repartition of its unit still refuses it.
 func TestRetiringDeviceIsServed(t *testing.T) {
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) { options.Timing.RemovalDelay = time.Hour })
 	b.manager.Apply(plan(gpu, 2, 3))
@@ -184,8 +182,8 @@ func TestRetiringDeviceIsServed(t *testing.T) {
 	}
 }
 
-// TestSetRefusalsIsAtomic checks that no Allocate which begins after SetRefusals is granted,
-// whatever goes on meanwhile.
+// TestSetRefusalsIsAtomic checks that no Allocate that begins after SetRefusals is granted, whatever happens
+// meanwhile.
 func TestSetRefusalsIsAtomic(t *testing.T) {
 	client, manager := dialManager(t, plan(gpu, 1, 4))
 	var closed atomic.Bool
@@ -210,8 +208,7 @@ func TestSetRefusalsIsAtomic(t *testing.T) {
 	callers.Wait()
 }
 
-// TestWithdrawn checks that a unit is withdrawn when nobody can use it any more and not
-// before, also while a pod holds it.
+// TestWithdrawn checks that a unit is withdrawn once no pod can use it, and not while a pod holds it.
 func TestWithdrawn(t *testing.T) {
 	kubelet := &looking{seen: make(chan struct{}, 1)}
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
@@ -228,7 +225,7 @@ func TestWithdrawn(t *testing.T) {
 	if err := b.kubelet.Await(b.ctx, func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 2 }); err != nil {
 		t.Fatal(err)
 	}
-	// The kubelet may have the list a moment before the status says so.
+	// The kubelet may have the list a moment before the status shows it.
 	awaitStatus(t, b, "the plan is taken up", func() bool { return b.manager.Status().Served })
 	if b.manager.Withdrawn("GPU-0001") || b.manager.Withdrawn("GPU-7", "GPU-0000") || !b.manager.Withdrawn("GPU-7") || !b.manager.Withdrawn() {
 		t.Error("withdrawn is not what no list has")
@@ -237,7 +234,7 @@ func TestWithdrawn(t *testing.T) {
 	if _, err := b.kubelet.AddPod(b.ctx, pod); err != nil {
 		t.Fatal(err)
 	}
-	// A pod that is gone before anybody saw it may be one that is still to start.
+	// The manager must see the pod first: a grant without one may belong to a pod that is still starting.
 	select {
 	case <-kubelet.seen:
 	case <-b.ctx.Done():
@@ -263,7 +260,7 @@ func TestWithdrawn(t *testing.T) {
 	}
 }
 
-// TestWithdrawnUnseen checks that nothing is withdrawn as long as holders cannot be read.
+// TestWithdrawnUnseen checks that nothing is withdrawn while holders cannot be read.
 func TestWithdrawnUnseen(t *testing.T) {
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) { options.Kubelet = blind{} })
 	b.manager.Apply(plan(gpu, 2, 1))
@@ -286,9 +283,8 @@ func socketOf(t *testing.T, dir string) string {
 	return sockets[0]
 }
 
-// TestIdleClientsKeepNobodyOut checks that more connections than a socket has room
-// for, which ask for nothing, delay other clients for a few seconds only, and that
-// the kubelet keeps its stream meanwhile.
+// TestIdleClientsKeepNobodyOut checks that idle connections that fill the socket delay other clients by only a
+// few seconds, and that the kubelet keeps its stream.
 func TestIdleClientsKeepNobodyOut(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, nil)
@@ -315,9 +311,8 @@ func TestIdleClientsKeepNobodyOut(t *testing.T) {
 	}
 }
 
-// TestLongRequest checks that a request as long as the longest list makes it is
-// answered, and that one of many IDs that do not exist costs little more than
-// its bytes.
+// TestLongRequest checks that a request for the longest list is answered, and that one with many unknown IDs
+// costs little more than its bytes.
 func TestLongRequest(t *testing.T) {
 	client := dialPlugin(t, plan(gpu, 2, 4))
 	if _, err := client.Allocate(t.Context(), allocate(make([]string, 1<<20)...)); status.Code(err) != codes.NotFound {

@@ -12,9 +12,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// A GPU that four pods may share is to be shared by two. One pod holds a device,
-// so the list keeps that one, and the two that are too many become Unhealthy before
-// they may leave.
+// A GPU shared by four pods is to be shared by two. One pod holds a device, so that device stays listed, and the
+// two surplus devices become Unhealthy before they are removed.
 func ExampleNext() {
 	const resource = "nvidia.com/gpu"
 	shares := func(n int) sharing.Plan {

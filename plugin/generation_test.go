@@ -7,8 +7,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestGenerationRemembersUnits has a unit that the plan has no more stay as it
-// last was: pods hold its devices.
+// TestGenerationRemembersUnits checks that a unit that is no longer planned keeps its data, as pods hold its
+// devices.
 func TestGenerationRemembersUnits(t *testing.T) {
 	list := List{Entries: []Entry{{Device: sharing.Device{ID: "A::0", Unit: "A"}}}}
 	unit := sharing.Unit{ID: "A", GPU: "A", Model: "T4", Minor: 3}
@@ -19,8 +19,8 @@ func TestGenerationRemembersUnits(t *testing.T) {
 	}
 }
 
-// A generation's index knows the hardware behind the list, also that of devices
-// which another resource, or none, has in the plan by now.
+// TestGenerationKnowsTheHardware checks that a generation's index knows the hardware of listed devices, even if
+// the plan has them in another resource or in none.
 func TestGenerationKnowsTheHardware(t *testing.T) {
 	gpu := func(id string, peers ...string) sharing.Unit {
 		unit := sharing.Unit{ID: id, GPU: id, NUMANode: -1}

@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// TestNextGrowth follows a unit that is exclusive and becomes time-sliced under the same name.
+// TestNextGrowth follows an exclusive unit that becomes time-sliced under the same name.
 func TestNextGrowth(t *testing.T) {
 	alone, shared, more := planOf(nil, "gpu=1:A"), planOf(nil, "gpu=3:A"), planOf(nil, "gpu=4:A")
 	type step struct {
@@ -61,7 +61,7 @@ func TestNextGrowth(t *testing.T) {
 			{nothing, shared, "A*"},
 			{holds("A"), shared, "A' A1 A2"},
 			{nothing, alone, "a'+ a1- a2-"},
-			{nothing, shared, "A' A1 A2"}, // Again: no other ID has come.
+			{nothing, shared, "A' A1 A2"}, // Again, with the same IDs.
 			{nothing, alone, "a'+ a1- a2-"},
 			{ends("A"), alone, "a'- a1- a2-"},
 			{nothing, alone, "a'- a1- a2-"},
@@ -110,8 +110,8 @@ func TestNextGrowth(t *testing.T) {
 	}
 }
 
-// TestNextGrowthLooksAfterwards: the other shares come with a reading that began after Allocate took
-// the device for a share, and while no call is in progress whose grant may not be noted yet.
+// TestNextGrowthLooksAfterwards: the other shares are offered only after a reading that began after Allocate
+// served the device as a share, and while no call is in progress whose grant may be missing.
 func TestNextGrowthLooksAfterwards(t *testing.T) {
 	w := newWorld(t)
 	shared := planOf(nil, "gpu=2:A")
@@ -149,8 +149,8 @@ func TestNextGrowthOfWhatLeaves(t *testing.T) {
 	w.expect("gpu", "A' A1")
 }
 
-// TestNextGrowthAfterAnOlderVersion has the lists of one that did not know growth, within the
-// removal delay of a switch.
+// TestNextGrowthAfterAnOlderVersion has the lists of a version without growth, within the removal delay of a
+// switch.
 func TestNextGrowthAfterAnOlderVersion(t *testing.T) {
 	w := newWorld(t)
 	listed := func(id string, phase Phase) Entry {
@@ -164,8 +164,8 @@ func TestNextGrowthAfterAnOlderVersion(t *testing.T) {
 	w.expect("gpu", "a- A0 A1")
 }
 
-// TestGrantedBeforeGrowth has Allocate begin with the GPU exclusive, and end when it is time-sliced:
-// the pod has it alone.
+// TestGrantedBeforeGrowth has Allocate begin with an exclusive GPU and end when it is time-sliced: the pod has it
+// exclusively.
 func TestGrantedBeforeGrowth(t *testing.T) {
 	alone, shared := planOf(nil, "gpu=1:A"), planOf(nil, "gpu=3:A")
 	clock := time.Unix(2000, 0)
@@ -200,8 +200,8 @@ func TestGrantedBeforeGrowth(t *testing.T) {
 	}
 }
 
-// TestNextOfBothKinds has pods of another plugin hold a unit alone, and a share of it: no third
-// gets it when one of them ends.
+// TestNextOfBothKinds has pods of another plugin hold a unit exclusively and as a share. When one of them ends,
+// no third pod gets the unit.
 func TestNextOfBothKinds(t *testing.T) {
 	for _, plan := range []sharing.Plan{planOf(nil, "gpu=1:A"), planOf(nil, "gpu=2:A")} {
 		w := newWorld(t)
@@ -225,8 +225,8 @@ func TestNextOfBothKinds(t *testing.T) {
 	}
 }
 
-// TestNextGrowthKeepsWhatIsHeld plays growth and its way back with a kubelet that lags: a device
-// that was granted as a whole never leaves the list and is Unhealthy only while its unit is faulty.
+// TestNextGrowthKeepsWhatIsHeld plays growth and its reverse with a kubelet that lags: a device granted as a
+// whole never leaves the list, and is Unhealthy only while its unit is faulty.
 func TestNextGrowthKeepsWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	plans := []string{"gpu=1:A,B", "gpu=2:A,B", "gpu=4:A,B"}
@@ -275,7 +275,7 @@ func TestNextGrowthKeepsWhatIsHeld(t *testing.T) {
 	}
 }
 
-// TestGrowthIsSaved: each field that says how a pod may hold a device is saved when it alone changes.
+// TestGrowthIsSaved: a change of any field about how pods may hold a device is saved.
 func TestGrowthIsSaved(t *testing.T) {
 	saved := Entry{Device: sharing.Device{ID: "A", Unit: "A"}, Phase: Offered, Mode: sharing.Exclusive}
 	list := func(e Entry) Lists { return Lists{"gpu": {Entries: []Entry{e}}} }
@@ -297,7 +297,7 @@ func TestGrowthIsSaved(t *testing.T) {
 	}
 }
 
-// TestGrownDeviceIsOneShare: a device with a GPU's own ID counts as a share where it is one.
+// TestGrownDeviceIsOneShare: a device with the GPU's own ID counts as a share if its unit is shared.
 func TestGrownDeviceIsOneShare(t *testing.T) {
 	for mode, want := range map[sharing.Mode]codes.Code{sharing.Exclusive: codes.OK, sharing.TimeSliced: codes.InvalidArgument} {
 		list, health, units := List{}, map[string]sharing.Health{}, map[string]sharing.Unit{}

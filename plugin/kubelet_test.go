@@ -46,8 +46,8 @@ func TestBlindManagerKeepsWhatItGranted(t *testing.T) {
 	}
 }
 
-// forgetful says who holds devices as a kubelet does whose checkpoint is older
-// than a pod's end: without naming the pod, until it gets a list.
+// forgetful returns holders like a kubelet whose checkpoint is older than a pod's end: without the pod's name,
+// until it gets a list.
 type forgetful struct {
 	direct
 	mu    sync.Mutex
@@ -65,12 +65,12 @@ func (f *forgetful) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	return held, err
 }
 
-// haunt makes the device held by a pod that is gone, until the next list.
+// haunt has the device held by a pod that is gone, until the next list.
 func (f *forgetful) haunt(resource, id string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	// One list announces the shrink, one may take the device back when the ghost
-	// is seen, one lacks what was free; the ghost outlives them.
+	// One list announces the shrink, one may take the device back when the ghost is seen, and one lacks the free
+	// devices; the ghost outlives them.
 	f.lists = f.Snapshot().Resources[resource].Lists + 3
 	f.ghost = sharing.Allocation{Pod: "uid:1", Resource: resource, Devices: []string{id}}
 }
@@ -86,7 +86,7 @@ func TestStaleCheckpointIsRenewed(t *testing.T) {
 	b.shows(gpu, 2, 2)
 }
 
-// slow does not say who holds what before the test lets it.
+// slow returns holders only once the test allows it.
 type slow struct {
 	direct
 	asked, answer chan struct{}
@@ -105,8 +105,8 @@ func (s slow) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	return s.direct.Held(ctx)
 }
 
-// TestFirstListHasWhatPodsHold takes over from a plugin that left no state. The
-// kubelet's contract is broken by a first list without the held device.
+// TestFirstListHasWhatPodsHold takes over from a plugin without state. A first list without the held device would
+// break the kubelet's contract.
 func TestFirstListHasWhatPodsHold(t *testing.T) {
 	b := newBench(t, nil)
 	b.manager.Apply(plan(gpu, 1, 4))
@@ -125,7 +125,7 @@ func TestFirstListHasWhatPodsHold(t *testing.T) {
 	b.shows(gpu, 4, 4)
 }
 
-// holding is a kubelet whose pods, in the namespace, hold all of four devices.
+// holding is a kubelet whose pods, in the namespace, hold all four devices.
 type holding struct {
 	namespace string
 	looks     atomic.Int64
@@ -141,8 +141,8 @@ func (h *holding) Held(context.Context) ([]sharing.Allocation, error) {
 func (*holding) Applied(context.Context) (map[string][]string, error) { return nil, nil }
 func (*holding) Serving(context.Context, string) (bool, error)        { return false, nil }
 
-// TestListIsSentAgainWhileHoldersAreUncertain checks that a list is sent again, once in each removal delay, while
-// somebody waits for a holder that the kubelet does not name: it may be gone.
+// TestListIsSentAgainWhileHoldersAreUncertain checks that a list is sent again once per removal delay while a
+// change waits for a holder that the kubelet does not name, as its pod may be gone.
 func TestListIsSentAgainWhileHoldersAreUncertain(t *testing.T) {
 	t.Parallel()
 	const quiet = 200 * time.Millisecond
@@ -200,8 +200,7 @@ func TestListIsSentAgainWhileHoldersAreUncertain(t *testing.T) {
 	}
 }
 
-// behind is a kubelet that shows no device of a list: it has let go of the
-// stream, or has lists before it that it has not read.
+// behind is a kubelet that shows no device of a list: it has dropped the stream, or has not read that far.
 type behind struct{ looks atomic.Int64 }
 
 func (b *behind) Held(context.Context) ([]sharing.Allocation, error) {
@@ -251,9 +250,8 @@ func dialBehind(t *testing.T, interval time.Duration) (api.DevicePluginClient, *
 	return client, manager, kubelet
 }
 
-// TestToldBeforeItIsRemoved shrinks while the stream may not send: lists are
-// coalesced, but never the one that says that a device is Unhealthy with the
-// one that lacks it.
+// TestToldBeforeItIsRemoved shrinks while the stream may not send. Lists are coalesced, but the list with the
+// Unhealthy device is always sent before the list without it.
 func TestToldBeforeItIsRemoved(t *testing.T) {
 	client, manager, _ := dialBehind(t, 400*time.Millisecond)
 	next, _ := listen(t, client)
@@ -268,8 +266,8 @@ func TestToldBeforeItIsRemoved(t *testing.T) {
 	}
 }
 
-// TestToldOnTheNewStream shrinks while there is no stream, long enough for
-// devices to leave if the kubelet had been told.
+// TestToldOnTheNewStream shrinks without a stream, for long enough to remove the devices if the kubelet had
+// received the list.
 func TestToldOnTheNewStream(t *testing.T) {
 	client, manager, kubelet := dialBehind(t, time.Millisecond)
 	next, end := listen(t, client)

@@ -58,8 +58,8 @@ func TestRename(t *testing.T) {
 	b.await(func(k simkubelet.Snapshot) bool { return !k.Resources[gpu].Connected })
 }
 
-// TestStopIsQuick stops the program while the kubelet is silent, too: the end does
-// not wait until the registration gives up, which would be after an hour.
+// TestStopIsQuick stops the program, also while the kubelet is silent: the end does not wait for the
+// registration's timeout of an hour.
 func TestStopIsQuick(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -150,8 +150,7 @@ func gpusAs(first, count, replicas int) sharing.Plan {
 	})
 }
 
-// TestLongestList: the kubelet takes the longest list that a plan can have,
-// healthy and unhealthy.
+// TestLongestList: the kubelet accepts the longest list that a plan can have, healthy and unhealthy.
 func TestLongestList(t *testing.T) {
 	b := newBench(t, nil)
 	const gpus, replicas = 16, sharing.MaxDevices / 16
@@ -166,10 +165,9 @@ func TestLongestList(t *testing.T) {
 	b.shows(gpu, gpus*replicas, 0)
 }
 
-// TestLongestListsChange: in passing from one GPU to another, with the most
-// devices that each can have, the list never grows beyond what the kubelet
-// takes: it would drop the stream. The old ones retire before all of the new ones
-// come, and the same stream has both.
+// TestLongestListsChange: when the maximum number of devices moves from one GPU to another, the list never
+// exceeds the kubelet's limit, which would end the stream. Old devices are removed before all new ones are added,
+// on the same stream.
 func TestLongestListsChange(t *testing.T) {
 	b := newBench(t, nil)
 	b.manager.Apply(gpusAs(0, 1, sharing.MaxDevices))
@@ -184,8 +182,7 @@ func TestLongestListsChange(t *testing.T) {
 	}
 }
 
-// TestRoom: what was listed stays, what is new comes in the plan's order as far
-// as there is room.
+// TestRoom: listed devices stay, and new ones are added in the plan's order while there is room.
 func TestRoom(t *testing.T) {
 	old, next := gpusAs(0, 2, 3000), gpusAs(1, 3, sharing.MaxDevices/3)
 	lists := plugin.Next(nil, old, plugin.KubeletSnapshot{}, plugin.RPCState{}, time.Unix(1000, 0), plugin.Timing{})
@@ -202,9 +199,8 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestAllocateDuringRefresh allocates while what the node has and how it is
-// granted changes without pause. Each answer is of one state of the node, never
-// of two, and none is an error.
+// TestAllocateDuringRefresh allocates while the host and the grants keep changing. Each response comes from one
+// state, never from two, and none is an error.
 func TestAllocateDuringRefresh(t *testing.T) {
 	hosts := make([]grant.Host, 8)
 	for i := range hosts {
@@ -219,7 +215,7 @@ func TestAllocateDuringRefresh(t *testing.T) {
 	manager.SetHost(hosts[0])
 	awaitGrant(t, client, "GPU-0000::0", func(r *api.ContainerAllocateResponse) bool { return len(r.Devices) == 1 })
 
-	// seen are the states that some caller was answered from.
+	// seen are the states that responses came from.
 	var seen sync.Map
 	var ended atomic.Bool
 	var refresher, callers sync.WaitGroup
@@ -255,8 +251,7 @@ func TestAllocateDuringRefresh(t *testing.T) {
 	refresher.Wait()
 }
 
-// ofOneState says that the node, the folder that it lies in and the CDI entry
-// have one number.
+// ofOneState reports whether the node, its folder and the CDI entry have the same number.
 func ofOneState(r *api.ContainerAllocateResponse) bool {
 	if len(r.Devices) != 1 {
 		return false
@@ -273,8 +268,7 @@ func ofOneState(r *api.ContainerAllocateResponse) bool {
 	return len(r.CdiDevices) != 1
 }
 
-// TestSwitchIsQuick switches with a removal delay that nobody could wait for. The allocatable of a name
-// that stays never is 0.
+// TestSwitchIsQuick switches with a removal delay of an hour. A name that stays always has allocatable devices.
 func TestSwitchIsQuick(t *testing.T) {
 	store := &memory{}
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
@@ -303,8 +297,8 @@ func TestSwitchIsQuick(t *testing.T) {
 	}
 }
 
-// TestSwitchAfterAPodThatHasEnded switches a GPU whose pod has ended just before. The
-// pod was seen, so that nothing waits for the removal delay, which is an hour.
+// TestSwitchAfterAPodThatHasEnded switches a GPU whose pod has just ended. The pod was seen, so nothing waits for
+// the removal delay of an hour.
 func TestSwitchAfterAPodThatHasEnded(t *testing.T) {
 	kubelet := &looking{seen: make(chan struct{}, 1)}
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
@@ -328,7 +322,7 @@ func TestSwitchAfterAPodThatHasEnded(t *testing.T) {
 	b.shows(gpu, 5, 4)
 }
 
-// looking says when it was asked while a pod held something.
+// looking reports each reading during which a pod holds a device.
 type looking struct {
 	direct
 	seen chan struct{}
@@ -345,9 +339,8 @@ func (l *looking) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	return held, err
 }
 
-// TestHeldUnitSwitchesWhenItsHolderEnds has pods wait for the GPUs that others hold
-// alone: none of them gets one in the old mode, and each GPU is shared when its own
-// pod ends.
+// TestHeldUnitSwitchesWhenItsHolderEnds has pods wait for exclusively held GPUs: none of them gets one in the old
+// mode, and each GPU is shared once its own pod ends.
 func TestHeldUnitSwitchesWhenItsHolderEnds(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
@@ -374,8 +367,8 @@ func TestHeldUnitSwitchesWhenItsHolderEnds(t *testing.T) {
 	}
 }
 
-// TestGrowth has each GPU of a full node shared when its own pod ends, and not before; a pod that
-// takes the GPU at once has one of the shares. What is allocatable never falls.
+// TestGrowth shares each GPU of a full node once its own pod ends, and not before. A pod that takes the GPU at
+// once gets one of the shares. The allocatable number never falls.
 func TestGrowth(t *testing.T) {
 	t.Parallel()
 	store := &memory{}
@@ -435,9 +428,8 @@ func TestGrowth(t *testing.T) {
 	})
 }
 
-// TestSwitchAfterPodsOfLongAgo switches GPUs whose pods were seen once and have ended
-// while nothing had the kubelet read. The GPUs are free, so that not all of them leave
-// at once.
+// TestSwitchAfterPodsOfLongAgo switches GPUs whose pods were seen once and have ended, while the kubelet was not
+// read. The GPUs are free, so not all of them switch at once.
 func TestSwitchAfterPodsOfLongAgo(t *testing.T) {
 	kubelet := &looking{seen: make(chan struct{}, 1)}
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {

@@ -7,8 +7,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestNextSwitchesToMPS switches from time-slicing to MPS and back, with the same name and as many
-// replicas, while a pod has a device of A: the unit stays as it is until the pod is gone.
+// TestNextSwitchesToMPS switches between time-slicing and MPS, with the same name and as many replicas, while a
+// pod has a device of A: the unit does not change until the pod is gone.
 func TestNextSwitchesToMPS(t *testing.T) {
 	slices, shares := planOf(nil, "gpu=2:A,B"), planOf(nil, "gpu=2m:A,B")
 	more := planOf(nil, "gpu=3m:A,B")
@@ -51,8 +51,8 @@ func TestNextSwitchesToMPS(t *testing.T) {
 	}
 }
 
-// TestNextLeavesHalfWhileDaemonsStart has units come to a mode in which they cannot be granted
-// yet: those that are not changing stay as they were until the first can.
+// TestNextLeavesHalfWhileDaemonsStart switches units whose new mode cannot be granted yet: half of them keep the
+// old mode until the first can.
 func TestNextLeavesHalfWhileDaemonsStart(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=2:A,B,C,D"))

@@ -34,8 +34,7 @@ func BenchmarkNext(b *testing.B) {
 	}
 }
 
-// BenchmarkStep is a look at 8,000 devices of which nothing has changed, as the timer has it made
-// while the kubelet cannot be read.
+// BenchmarkStep is a step with 8,000 unchanged devices, as the timer runs it while the kubelet cannot be read.
 func BenchmarkStep(b *testing.B) {
 	plan := sharing.NewPlan(grownNode(8, 1, 1000))
 	r := &reconciler{
@@ -51,7 +50,7 @@ func BenchmarkStep(b *testing.B) {
 	}
 }
 
-// BenchmarkGeneration is what the servers need of a list of 8,000 devices.
+// BenchmarkGeneration makes a server's generation of 8,000 devices.
 func BenchmarkGeneration(b *testing.B) {
 	plan := planOf(nil, "gpu=1000:A,B,C,D,E,F,G,H")
 	list := Next(nil, plan, KubeletSnapshot{}, RPCState{}, time.Time{}, Timing{})["gpu"]
@@ -65,10 +64,8 @@ func BenchmarkGeneration(b *testing.B) {
 	}
 }
 
-// BenchmarkGrowth is all that is made of the GPUs and a profile, for all
-// resources of a node: the plan, the first lists and what the servers have. It
-// reports the bytes of all lists as the kubelet receives them, and those that
-// stay in memory. docs/internals/scale.md has its table.
+// BenchmarkGrowth makes the plan, the first lists and the generations of a node. It reports the bytes of all
+// lists as the kubelet receives them, and the bytes that stay in memory. docs/internals/scale.md has its table.
 func BenchmarkGrowth(b *testing.B) {
 	for _, size := range []struct{ gpus, resources, replicas int }{
 		{1, 1, 10},

@@ -104,7 +104,7 @@ func TestNextKeepsADroppedResourceUntilItsEmptyListIsSent(t *testing.T) {
 	w.expect("gpu", "none")
 }
 
-// Without a kubelet there is nobody to send it to.
+// Without a stream the empty list cannot be sent, and the server stops.
 func TestNextStopsADroppedResourceWithoutAStream(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=1:A"))
@@ -260,8 +260,7 @@ func TestNextCallsPostponeRemoval(t *testing.T) {
 	}
 }
 
-// TestNextBlindRestart starts with a list of which the state file knows that a
-// pod held a surplus device.
+// TestNextBlindRestart starts with a list in whose state file a pod held a surplus device.
 func TestNextBlindRestart(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=3:A"))
@@ -276,8 +275,7 @@ func TestNextBlindRestart(t *testing.T) {
 	w.expect("gpu", "A0 A1")
 }
 
-// TestNextRemovalNeedsEveryReading breaks one condition at a time at the moment
-// at which a device could leave.
+// TestNextRemovalNeedsEveryReading breaks one condition at a time just when a device could be removed.
 func TestNextRemovalNeedsEveryReading(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -307,9 +305,8 @@ func TestNextRemovalNeedsEveryReading(t *testing.T) {
 	}
 }
 
-// TestNextTellsBeforeItRemoves shows nothing Healthy all the time, as a kubelet
-// does that has lost its stream or has older lists to read. What happens after
-// eleven seconds, short of the removal, starts the wait again.
+// TestNextTellsBeforeItRemoves always shows no Healthy device, like a kubelet that has lost its stream or lags
+// behind. An event after eleven seconds, shortly before the removal, restarts the wait.
 func TestNextTellsBeforeItRemoves(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -395,8 +392,7 @@ func TestNextHeldAtTheLastMoment(t *testing.T) {
 	w.expect("gpu.shared", "A0 A1")
 }
 
-// TestNextInvariants runs random plans, holders and blind spells and checks
-// what must hold in every step.
+// TestNextInvariants runs random plans, holders and blind spells and checks the invariants in every step.
 func TestNextInvariants(t *testing.T) {
 	t.Parallel()
 	makePlans := func() []sharing.Plan {
@@ -420,7 +416,7 @@ func TestNextInvariants(t *testing.T) {
 				plan = plans[random.IntN(len(plans))]
 			case 1:
 				w.blind = random.IntN(4) == 0
-			case 2: // A pod comes: it gets a Healthy device that nobody holds.
+			case 2: // A pod comes and gets a free Healthy device.
 				if resource, id, ok := pickFree(w, random); ok {
 					w.held.add(resource, id)
 					if w.calls.Granted[resource] == nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// world is what Next sees, moved on by hand.
+// world is the input of Next, moved on by hand.
 type world struct {
 	t      *testing.T
 	now    time.Time
@@ -19,7 +19,7 @@ type world struct {
 	blind  bool // the kubelet cannot be seen
 	unsent bool // the newest list has not been sent
 	lost   bool // there is no stream, or a new one
-	// unnamed says that the kubelet does not name the pods that hold devices.
+	// unnamed: the kubelet does not name the pods that hold devices.
 	unnamed bool
 	calls   RPCState
 	timing  Timing
@@ -84,8 +84,8 @@ func (w *world) step(plan sharing.Plan) {
 	w.close()
 }
 
-// close has Allocate refuse what is closed, and grant what is whole as a share, as a server does
-// when it is given a list.
+// close updates Allocate for the new list, as a server does: it refuses devices with RefusesAllocate, and grants
+// devices with Whole as shares.
 func (w *world) close() {
 	w.calls.Refused = w.since(w.calls.Refused, func(e Entry) bool { return e.RefusesAllocate })
 	w.calls.Shared = w.since(w.calls.Shared, func(e Entry) bool { return e.Whole })

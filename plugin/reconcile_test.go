@@ -91,7 +91,7 @@ func TestSavesEveryPhase(t *testing.T) {
 	}
 }
 
-// slowStore is a store that says what it is to keep, and keeps it when it is told to.
+// slowStore sends the lists to save, and saves them when the test allows it.
 type slowStore struct {
 	saving chan plugin.Lists
 	keep   chan struct{}
@@ -105,8 +105,7 @@ func (s *slowStore) Save(lists plugin.Lists) error {
 	return nil
 }
 
-// TestKeptBeforeItIsListed has plans come, and the program end, while the disk takes
-// its time.
+// TestKeptBeforeItIsListed has plans change, and the program end, while the disk is slow.
 func TestKeptBeforeItIsListed(t *testing.T) {
 	store := &slowStore{saving: make(chan plugin.Lists), keep: make(chan struct{})}
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) { options.Store = store })
@@ -131,9 +130,8 @@ func TestKeptBeforeItIsListed(t *testing.T) {
 	<-stopped
 }
 
-// TestSavesWhenItCanAgain has a disk full, and room on it later, while nothing else
-// happens. The time is that of a clock for which nobody waits; there is no
-// directory for sockets.
+// TestSavesWhenItCanAgain has a full disk that gets room later, while nothing else happens. The time is
+// simulated, and there is no directory for sockets.
 func TestSavesWhenItCanAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &memory{}

@@ -52,8 +52,7 @@ func TestQuoteID(t *testing.T) {
 	}
 }
 
-// TestRefusalReasons checks that each reason counts by itself, and that a
-// refusal stays what gRPC sends.
+// TestRefusalReasons checks that each reason has its own counter, and that a refusal keeps its gRPC status.
 func TestRefusalReasons(t *testing.T) {
 	for i, reason := range RefusalReasons() {
 		if reason.index() != i {

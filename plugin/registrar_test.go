@@ -62,8 +62,8 @@ func TestSocketDeleted(t *testing.T) {
 	})
 }
 
-// TestSocketWipedWhileRegistering: the kubelet would dial the old path for 10 s. The first
-// registration has an hour, so that only the wiped socket can end it.
+// TestSocketWipedWhileRegistering: the kubelet would dial the old path for 10 s. The first registration may take
+// an hour, so that only the wiped socket ends it.
 func TestSocketWipedWhileRegistering(t *testing.T) {
 	b := newBench(t, nil)
 	b.kubelet.HangRegister(true)
@@ -130,7 +130,7 @@ func TestKubeletAbsentAtStart(t *testing.T) {
 	}
 }
 
-// doubter does not see what the kubelet serves on one of its streams.
+// doubter does not see the kubelet serve one of its streams.
 type doubter struct {
 	direct
 	// unseen is the number of that stream, from 1.
@@ -139,7 +139,7 @@ type doubter struct {
 	asked atomic.Int64
 }
 
-// Serving waits for a kubelet that has not read the stream's first list yet.
+// Serving waits until the kubelet has read the stream's first list.
 func (d *doubter) Serving(ctx context.Context, resource string) (bool, error) {
 	var r simkubelet.Resource
 	err := d.Await(ctx, func(k simkubelet.Snapshot) bool {
@@ -170,7 +170,7 @@ func TestIgnoredStreamIsReplaced(t *testing.T) {
 type occupied struct {
 	direct
 	asked int
-	// registrations is how many there were by the last question.
+	// registrations is their number at the last question.
 	registrations int
 }
 
@@ -192,8 +192,7 @@ func TestRegistrationWaitsForTheBarrier(t *testing.T) {
 	}
 }
 
-// TestEachStreamIsVerified has the kubelet show the first stream's devices, and not
-// those of the next.
+// TestEachStreamIsVerified has the kubelet show the first stream's devices, but not the second's.
 func TestEachStreamIsVerified(t *testing.T) {
 	kubelet := &doubter{unseen: 2}
 	b := newBench(t, func(_ *simkubelet.Options, options *plugin.Options) {
@@ -213,8 +212,8 @@ func TestEachStreamIsVerified(t *testing.T) {
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].StreamsOpened == 3 })
 }
 
-// listener is a kubelet that opens its stream, and whose answer to Register is
-// lost, as on a machine so slow that the deadline has passed by then.
+// listener is a kubelet that opens its stream, but whose answer to Register is lost, as if it came after the
+// deadline.
 type listener struct {
 	api.UnimplementedRegistrationServer
 	dir string
@@ -252,8 +251,8 @@ func (l *listener) Register(_ context.Context, request *api.RegisterRequest) (*a
 	return nil, errors.New("the answer is lost")
 }
 
-// Found by test/soak: the stream was there, and it was registered again beside
-// it, which makes the kubelet drop one of the two.
+// Found by test/soak: a resource with a stream was registered a second time, which makes the kubelet drop one of
+// the two.
 func TestLostAnswerIsNotRegisteredAgain(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -288,7 +287,7 @@ func TestLostAnswerIsNotRegisteredAgain(t *testing.T) {
 	}
 }
 
-// registry takes down who registers.
+// registry records the endpoints that register.
 type registry struct {
 	api.UnimplementedRegistrationServer
 	endpoints chan string
@@ -299,9 +298,8 @@ func (r registry) Register(_ context.Context, request *api.RegisterRequest) (*ap
 	return &api.Empty{}, nil
 }
 
-// TestKubeletSocketComesLast: a kubelet removes all sockets before it makes its
-// own. A plugin that looks in between has a new socket, finds nobody to register
-// with, and its new socket is never wiped.
+// TestKubeletSocketComesLast: a kubelet removes all sockets before it creates its own. A plugin that looks in
+// between already has a new socket but no kubelet to register with, and its socket is not removed again.
 func TestKubeletSocketComesLast(t *testing.T) {
 	dir := t.TempDir()
 	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: slog.New(slog.DiscardHandler), Timing: plugin.Timing{StreamTimeout: time.Hour}})
@@ -315,7 +313,7 @@ func TestKubeletSocketComesLast(t *testing.T) {
 	again := time.NewTicker(10 * time.Millisecond)
 	defer again.Stop()
 	var sockets []string
-	// It has tried for sure, and found nobody, some looks after it has a socket.
+	// After some looks with a socket it has surely tried to register, and found no kubelet.
 	for looks := 0; looks < 50; <-again.C {
 		var err error
 		if sockets, err = filepath.Glob(filepath.Join(dir, "virgate-*.sock")); err != nil || ctx.Err() != nil {
@@ -341,9 +339,9 @@ func TestKubeletSocketComesLast(t *testing.T) {
 	}
 }
 
-// TestSocketWipedAfterTheStreamEnded: the look at the sockets rests while a stream
-// is open, and is needed again when a registration after it hangs. Without it the
-// kubelet would dial the wiped socket until the registration's deadline, which is an hour.
+// TestSocketWipedAfterTheStreamEnded: the socket is not checked while a stream is open, but must be when a later
+// registration hangs. Otherwise the kubelet would dial the wiped socket until the registration's deadline, an
+// hour.
 func TestSocketWipedAfterTheStreamEnded(t *testing.T) {
 	b := newBench(t, nil)
 	b.manager.Apply(plan(gpu, 1, 2))
@@ -358,8 +356,8 @@ func TestSocketWipedAfterTheStreamEnded(t *testing.T) {
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations > first.Registrations+1 })
 }
 
-// TestOpenStreamIsLeftAlone: the kubelet needs neither socket's file while it has a
-// stream, and would drop the stream for a registration beside it.
+// TestOpenStreamIsLeftAlone: while it has a stream, the kubelet needs neither socket file, and would drop the
+// stream for a second registration.
 func TestOpenStreamIsLeftAlone(t *testing.T) {
 	b := newBench(t, nil)
 	b.manager.Apply(plan(gpu, 1, 2))

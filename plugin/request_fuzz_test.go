@@ -16,8 +16,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// bareService serves three devices of two units, of which the second is faulty,
-// without a socket.
+// bareService serves three devices of two units without a socket. The second unit is faulty.
 func bareService() service {
 	entries := []Entry{}
 	for _, id := range []string{"GPU-a::0", "GPU-a::1", "GPU-b"} {
@@ -33,7 +32,7 @@ func bareService() service {
 	return service{server: s}
 }
 
-// encoded is the request as it is on the wire.
+// encoded is the request in wire format.
 func encoded(f *testing.F, request proto.Message) []byte {
 	f.Helper()
 	data, err := proto.Marshal(request)
@@ -43,9 +42,8 @@ func encoded(f *testing.F, request proto.Message) []byte {
 	return data
 }
 
-// FuzzAllocate checks that whatever can be decoded is answered: with devices that
-// were asked for, and usable, or with a code that is not Internal or Unknown. The
-// same request has the same answer.
+// FuzzAllocate checks that any decodable request is answered with requested, usable devices, or with a code other
+// than Internal or Unknown. The same request has the same answer.
 func FuzzAllocate(f *testing.F) {
 	for _, ids := range [][]string{nil, {"GPU-a::0"}, {"GPU-a::1", "GPU-a::0"}, {"GPU-a::0", "GPU-a::0"}, {"GPU-b"}, {"GPU-a::0", "GPU-b"}, {"GPU-c"}, {""}, {"\n\x1b[31m"}} {
 		f.Add(encoded(f, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}, {DevicesIds: ids}}}))
@@ -80,8 +78,8 @@ func FuzzAllocate(f *testing.F) {
 	})
 }
 
-// FuzzPreferredAllocation checks that every request has an answer, one a
-// container, of no more than was asked for, of what was offered, each once.
+// FuzzPreferredAllocation checks that every request gets one response per container, with no more devices than
+// requested, only offered ones, and each once.
 func FuzzPreferredAllocation(f *testing.F) {
 	all := []string{"GPU-a::0", "GPU-a::1", "GPU-b", "GPU-c"}
 	for _, size := range []int32{0, 1, 2, 5, -1, 1 << 30, -1 << 31} {
@@ -116,8 +114,7 @@ func FuzzPreferredAllocation(f *testing.F) {
 	})
 }
 
-// FuzzOtherRequests checks that the two calls which the kubelet makes with nothing
-// in them answer the same whatever is in them.
+// FuzzOtherRequests checks that the two calls with empty requests give the same answer for any content.
 func FuzzOtherRequests(f *testing.F) {
 	f.Add(encoded(f, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-a::0", "\x1b"}}))
 	f.Fuzz(func(t *testing.T, data []byte) {

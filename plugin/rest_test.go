@@ -19,11 +19,11 @@ import (
 // reads. It belongs in a synctest bubble.
 type resting struct {
 	*Manager
-	// unreadable has each reading fail, which takes a millisecond; hangs has it last until ending is
-	// closed. full has the store keep nothing.
+	// unreadable: each reading fails, after a millisecond. hangs: it lasts until ending is closed. full: the store
+	// saves nothing.
 	unreadable, hangs, full atomic.Bool
 	ending                  chan struct{}
-	// readings counts what was read, steps the manager's steps, saves what was to be kept.
+	// readings counts readings of the kubelet, steps the manager's steps, saves attempts to save.
 	readings, steps, saves atomic.Int64
 }
 
@@ -112,7 +112,7 @@ type openStream struct {
 	_ int
 }
 
-// send has the newest lists sent, each on a stream of its own.
+// send has the newest lists sent, each on a new stream.
 func (r *resting) send() {
 	r.pass(10 * time.Millisecond) // The first lists wait for a reading.
 	for _, s := range r.status.Load().servers {
@@ -129,14 +129,14 @@ func (r *resting) grant() {
 	s.grants.Notify()
 }
 
-// applied says whether the status shows that the kubelet has the only list, and could be read.
+// applied reports whether the status shows that the kubelet has the only list, and was readable.
 func (r *resting) applied() bool {
 	status := r.Status()
 	return status.Resources[0].Applied && status.KubeletSeen
 }
 
-// TestUnreadableKubeletIsReadRarely has a kubelet that cannot be read for an hour. It is read more
-// and more rarely, whatever pods are granted, and often again after a change.
+// TestUnreadableKubeletIsReadRarely has an unreadable kubelet for an hour. It is read less and less often, even
+// if pods are granted, and often again after a change.
 func TestUnreadableKubeletIsReadRarely(t *testing.T) {
 	rest(t, func(r *resting) {
 		r.unreadable.Store(true)
@@ -152,7 +152,7 @@ func TestUnreadableKubeletIsReadRarely(t *testing.T) {
 			t.Errorf("%d steps, %d readings in ten minutes after a grant", steps, readings)
 		}
 
-		// Grants come all the time, and it can be read at last.
+		// Grants keep coming, and the kubelet becomes readable.
 		for range 600 {
 			r.grant()
 			r.pass(100 * time.Millisecond)
@@ -188,8 +188,8 @@ func TestUnreadableKubeletIsReadRarely(t *testing.T) {
 	}
 }
 
-// TestAReadingMakesOneStep has a resource dropped: until it has stopped, the kubelet is read every
-// half second, and there is one step for each time.
+// TestAReadingMakesOneStep drops a resource: until it has stopped, the kubelet is read every half second, with
+// one step each time.
 func TestAReadingMakesOneStep(t *testing.T) {
 	rest(t, func(r *resting) {
 		r.Apply(planOf(nil, "gpu=4:A,B"))
@@ -205,7 +205,7 @@ func TestAReadingMakesOneStep(t *testing.T) {
 	})
 }
 
-// TestHungReadingHoldsNothingUp has a reading hang while there is something to do at a time.
+// TestHungReadingHoldsNothingUp has a reading hang while there is something to do at a set time.
 func TestHungReadingHoldsNothingUp(t *testing.T) {
 	t.Run("a resource is to stop", func(t *testing.T) {
 		rest(t, func(r *resting) {

@@ -22,7 +22,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// patience is how long anything may take on a machine that does a lot else.
+// patience is how long anything may take on a busy machine.
 const patience = await.Patience
 
 // bench is a manager and a simulated kubelet on one directory.
@@ -45,8 +45,8 @@ func newBench(t *testing.T, change func(*simkubelet.Options, *plugin.Options)) *
 		Dir: dir, Logger: slog.New(slog.DiscardHandler),
 		Timing: plugin.Timing{
 			RemovalDelay: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 50 * time.Millisecond,
-			// A slow machine is no kubelet that is silent or has lost the stream. Tests of that
-			// say so. A registration never ends by itself, so that no test can wait for that.
+			// On a slow machine, a kubelet must not count as silent or as having lost its stream; tests of that set
+			// these. A registration never times out, so no test can wait for that.
 			RegisterTimeout: time.Hour, StreamTimeout: time.Hour, VerifyAfter: time.Hour,
 		},
 	}
@@ -161,7 +161,7 @@ func (b *bench) mustPod(name, resource string, count int) []string {
 	return status.Containers[0].Devices(resource)
 }
 
-// awaitStatus waits until it is so, looking when the status changes.
+// awaitStatus waits for a condition, checking it when the status changes.
 func awaitStatus(t *testing.T, b *bench, what string, so func() bool) {
 	t.Helper()
 	changed := b.manager.Subscribe()
@@ -180,7 +180,7 @@ func awaitServed(t *testing.T, b *bench) {
 	awaitStatus(t, b, "the plan is served", func() bool { return b.manager.Status().Served })
 }
 
-// plan is one resource of so many units with so many replicas.
+// plan has one resource with this many units and replicas.
 func plan(name string, units, replicas int) sharing.Plan {
 	p := sharing.Plan{Health: map[string]sharing.Health{}}
 	r := sharing.Resource{Name: name, Policy: sharing.Distributed, DeviceIDs: sharing.ByUUID}
@@ -280,7 +280,7 @@ func dialSocket(t testing.TB, dir string) api.DevicePluginClient {
 		t.Fatalf("sockets %v, want one", sockets)
 	}
 	connection, err := grpc.NewClient("passthrough:///plugin", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), // The file is there a moment before the listener.
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)), // The file exists a moment before the listener.
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", sockets[0])
 		}))

@@ -36,7 +36,7 @@ func TestSocketName(t *testing.T) {
 	}
 }
 
-// TestCloseWaitsForCalls checks that nothing serves when a successor may.
+// TestCloseWaitsForCalls checks that no call is served any more when a successor may serve.
 func TestCloseWaitsForCalls(t *testing.T) { synctest.Test(t, testCloseWaitsForCalls) }
 
 func testCloseWaitsForCalls(t *testing.T) {
@@ -78,13 +78,13 @@ func testCloseWaitsForCalls(t *testing.T) {
 	<-closed
 }
 
-// namedStream is told from others by its name.
+// namedStream differs from others by its name.
 type namedStream struct {
 	grpc.ServerStream
 	name string
 }
 
-// TestStreamState asks again and again what the open stream was given.
+// TestStreamState checks, step by step, the list that the open stream was sent.
 func TestStreamState(t *testing.T) {
 	first, second := &namedStream{name: "first"}, &namedStream{name: "second"}
 	older := &generation{version: 1}

@@ -13,8 +13,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestAppliedIsWhatTheKubeletHas follows one server's lists to the kubelet: what it was
-// sent, it need not have yet.
+// TestAppliedIsWhatTheKubeletHas follows one server's lists to the kubelet: a list that was sent may not be
+// applied yet.
 func TestAppliedIsWhatTheKubeletHas(t *testing.T) {
 	m := NewManager(Options{Kubelet: struct{ Kubelet }{}})
 	s := &running{server: &server{name: "r"}}
@@ -64,8 +64,8 @@ func TestAppliedIsWhatTheKubeletHas(t *testing.T) {
 	}
 }
 
-// TestStatusCountsWhatIsListed has a GPU that is offered, one that waits for its holder,
-// and one that nobody can get any more.
+// TestStatusCountsWhatIsListed has a GPU that is offered, one that waits for its holder, and one that no pod can
+// get any more.
 func TestStatusCountsWhatIsListed(t *testing.T) {
 	entry := func(id, unit string, phase Phase, healthy, switching bool) Entry {
 		return Entry{Device: sharing.Device{ID: id, Unit: unit, Healthy: healthy}, Phase: phase, Switching: switching}
@@ -93,7 +93,7 @@ func TestStatusCountsWhatIsListed(t *testing.T) {
 	}
 }
 
-// TestChangedWhenThePlanIsTakenUp has no server whose streams could be news.
+// TestChangedWhenThePlanIsTakenUp checks that subscribers hear of a new plan even without a server.
 func TestChangedWhenThePlanIsTakenUp(t *testing.T) {
 	m := NewManager(Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -110,7 +110,7 @@ func TestChangedWhenThePlanIsTakenUp(t *testing.T) {
 // TestSubscribe gives each reader every change, however slow the others are.
 func TestSubscribe(t *testing.T) {
 	m := NewManager(Options{Dir: t.TempDir(), Logger: slog.New(slog.DiscardHandler)})
-	m.readers.notify() // to nobody
+	m.readers.notify() // no subscriber
 	slow, quick := m.Subscribe(), m.Subscribe()
 	for range 3 {
 		m.readers.notify()

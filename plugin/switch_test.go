@@ -67,7 +67,7 @@ func TestNextSwitchesAFreeUnit(t *testing.T) {
 	w.expect("gpu", "A0 A1")
 }
 
-// TestNextSwitchWaits holds what a free unit waits for, one thing at a time.
+// TestNextSwitchWaits checks what a free unit waits for, one condition at a time.
 func TestNextSwitchWaits(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -128,14 +128,13 @@ func TestNextSwitchWaits(t *testing.T) {
 	}
 }
 
-// TestNextWaves holds which units leave first, and when the others follow.
+// TestNextWaves checks which units switch first, and when the others follow.
 func TestNextWaves(t *testing.T) {
 	for _, test := range []struct {
 		name, before, after string
 		held                []string
 		faults              map[string]string
-		// lists are all that the kubelet is given of the resource gpu, without what
-		// is on its way out.
+		// lists are all lists of the resource gpu, without devices that are being removed.
 		lists []string
 	}{
 		{name: "one", before: "gpu=1:A", after: "gpu=2m:A", lists: []string{"A", "", "A0 A1"}},
@@ -179,9 +178,8 @@ func TestNextWaves(t *testing.T) {
 	}
 }
 
-// TestNextUnderRandomLag runs random plans, pods and faults against a kubelet that
-// applies lists late and shows holders late, and checks after each step what the
-// kubelet could be harmed by.
+// TestNextUnderRandomLag runs random plans, pods and faults against a kubelet that applies lists and shows
+// holders late. Each step checks the kubelet's invariants.
 func TestNextUnderRandomLag(t *testing.T) {
 	t.Parallel()
 	plans := []string{
@@ -221,9 +219,8 @@ func TestNextUnderRandomLag(t *testing.T) {
 	}
 }
 
-// lagging is a world whose kubelet applies lists in its own time. Its pods are admitted
-// in three steps, in each of which time may pass: a device is chosen, Allocate is asked,
-// and the pod holds it.
+// lagging is a world whose kubelet applies lists with a delay. Its pods are admitted in three steps, with time
+// between: a device is chosen, Allocate is called, and the pod holds it.
 type lagging struct {
 	*world
 	random *rand.Rand
@@ -239,9 +236,9 @@ type lagging struct {
 
 type lagPod struct {
 	resource, id string
-	// granted says that Allocate has answered, holds that the kubelet shows the pod.
+	// granted: Allocate has answered; holds: the kubelet shows the pod.
 	granted, holds bool
-	// mode is that of the device when it was granted.
+	// mode is the device's mode when it was granted.
 	mode sharing.Mode
 }
 
@@ -249,7 +246,7 @@ func newLagging(t *testing.T, random *rand.Rand) *lagging {
 	return &lagging{world: newWorld(t), random: random, applied: Lists{}, uses: map[string]sharing.Use{}}
 }
 
-// run goes through so many moments of ten milliseconds.
+// run goes through so many steps of ten milliseconds.
 func (w *lagging) run(plan sharing.Plan, moments int) {
 	for range moments {
 		w.now = w.now.Add(10 * time.Millisecond)
@@ -291,7 +288,7 @@ func (w *lagging) run(plan sharing.Plan, moments int) {
 	}
 }
 
-// movePods lets each pod go a step further, or none, and has one come.
+// movePods may move each pod a step further, and may add one.
 func (w *lagging) movePods() {
 	for i := len(w.pods) - 1; i >= 0; i-- {
 		switch p := w.pods[i]; {
@@ -334,7 +331,7 @@ func (w *lagging) end(i int) {
 	w.pods = slices.Delete(w.pods, i, i+1)
 }
 
-// isClosed says what Allocate would answer now.
+// isClosed reports whether Allocate would refuse now.
 func (w *lagging) isClosed(resource, id string) bool {
 	return slices.ContainsFunc(w.lists[resource].Entries, func(e Entry) bool { return e.ID == id && e.RefusesAllocate })
 }
@@ -403,8 +400,8 @@ func (w *lagging) check(before Lists, plan sharing.Plan) {
 	w.checkAllocatable(before, plan)
 }
 
-// checkAllocatable holds that a resource which stays has a Healthy device if two of
-// its units were Healthy in the list before, and free as far as that was to be seen.
+// checkAllocatable checks that a resource that stays has a Healthy device if two of its units were Healthy before
+// and free, as far as was known.
 func (w *lagging) checkAllocatable(before Lists, plan sharing.Plan) {
 	w.t.Helper()
 	for _, r := range plan.Resources {
@@ -424,8 +421,8 @@ func (w *lagging) checkAllocatable(before Lists, plan sharing.Plan) {
 	}
 }
 
-// TestNextRetireAfter holds how long a held device stays Healthy, by what the profile
-// says of a shrink and of a switch.
+// TestNextRetireAfter checks how long a held device stays Healthy, by the profile's settings for a shrink and for
+// a switch.
 func TestNextRetireAfter(t *testing.T) {
 	const minute = time.Minute
 	for _, test := range []struct {
@@ -463,9 +460,8 @@ func TestNextRetireAfter(t *testing.T) {
 	}
 }
 
-// TestClosedWhileAllocateIsUnderWay closes a device between the moment in which Allocate
-// takes the generation and the one in which it grants. The call is refused and leaves no
-// grant; one that was answered before is seen by whoever looks after the closing.
+// TestClosedWhileAllocateIsUnderWay closes a device after Allocate has taken the generation and before it grants.
+// The call is refused and leaves no grant. A call answered before is visible after the closing.
 func TestClosedWhileAllocateIsUnderWay(t *testing.T) {
 	plan := planOf(nil, "gpu=1:A,B")
 	list := Next(nil, plan, KubeletSnapshot{}, RPCState{}, time.Unix(1000, 0), Timing{})["gpu"]
@@ -524,8 +520,7 @@ func TestClosedWhileAllocateIsUnderWay(t *testing.T) {
 	}
 }
 
-// TestNextOpensAgain checks that all devices of a unit are served again when a pod is
-// found that has one of them.
+// TestNextOpensAgain checks that all devices of a unit are served again when a pod is found to hold one.
 func TestNextOpensAgain(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=2:A"))
@@ -552,8 +547,8 @@ func TestNextOpensAgain(t *testing.T) {
 	}
 }
 
-// TestNextClosesNothingBlindly checks that nothing is refused while holders cannot be
-// read: the unit could not be offered in another mode.
+// TestNextClosesNothingBlindly checks that nothing is refused while holders cannot be read, as the unit could not
+// switch anyway.
 func TestNextClosesNothingBlindly(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, "gpu=1:A"))
@@ -569,8 +564,8 @@ func TestNextClosesNothingBlindly(t *testing.T) {
 	}
 }
 
-// TestNextWavesWithoutRoom switches GPUs whose new devices find no room in the list
-// beside the old ones: those that stay behind remain offered.
+// TestNextWavesWithoutRoom switches GPUs whose new devices do not fit into the list beside the old ones: the rest
+// stays offered.
 func TestNextWavesWithoutRoom(t *testing.T) {
 	w := newWorld(t)
 	w.step(planOf(nil, fmt.Sprintf("gpu=%d:A,B,D", sharing.MaxDevices/3)))
@@ -589,7 +584,7 @@ func TestNextWavesWithoutRoom(t *testing.T) {
 	t.Error("nothing has switched")
 }
 
-// TestScheduleLooksSoon holds what is read next, and how soon.
+// TestScheduleLooksSoon checks what is read next, and how soon.
 func TestScheduleLooksSoon(t *testing.T) {
 	now := time.Now()
 	const never = time.Duration(-1)
@@ -634,10 +629,9 @@ func TestScheduleLooksSoon(t *testing.T) {
 	}
 }
 
-// TestHoldersWithoutANameAreLookedForSoon checks how often a list is sent again while the
-// kubelet names no pod for what is held: every two seconds in the end when a unit waits to
-// change its mode, and more and more rarely when nothing waits but a device to leave, be it
-// this one or another of its unit.
+// TestHoldersWithoutANameAreLookedForSoon checks how often a list is sent again while the kubelet names no pod
+// for a held device: in the end every two seconds if a unit waits to change its mode, and less and less often if
+// only a device of this unit waits to be removed.
 func TestHoldersWithoutANameAreLookedForSoon(t *testing.T) {
 	entry := func(id string, phase Phase, switching bool) Entry {
 		return Entry{Device: sharing.Device{ID: id, Unit: id[:1]}, Phase: phase, Switching: switching}

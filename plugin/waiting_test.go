@@ -13,8 +13,8 @@ type anybody struct{}
 
 func (anybody) Announce(context.Context, map[string]int, map[string]int) map[string]bool { return nil }
 
-// TestWaitingList follows a list in its wait: each number is announced and has its time, the last one
-// too, but the list waits no longer than announceLimit after the last lower number, and burstLimit more in all.
+// TestWaitingList follows a list while it waits. Each number is announced and gets its time, also the last one,
+// but the list waits at most announceLimit after the last lower number, and burstLimit more in all.
 func TestWaitingList(t *testing.T) {
 	t.Parallel()
 	const name = "nvidia.com/gpu"
@@ -77,7 +77,7 @@ func TestWaitingList(t *testing.T) {
 		{8000, list(4), 7},
 		{8010, written(4, true), 7},
 		{8290, grant, 7},
-		{8310, list(5), 7}, // The pod that came holds one of the devices that are leaving: the burst goes on.
+		{8310, list(5), 7}, // The new pod holds one of the devices to be removed, so the burst goes on.
 		{8310, due, 7},
 		{8320, written(5, false), 7}, // The API server still has the lower number.
 		{8320, due, 7},
@@ -87,7 +87,7 @@ func TestWaitingList(t *testing.T) {
 		{9000, list(3), 5},
 		{9010, written(3, true), 5},
 		{9290, grant, 5},
-		{9310, list(2), 5}, // Fewer: it has time for an announcement of its own.
+		{9310, list(2), 5}, // Fewer devices: this needs a new announcement.
 		{9310, due, 5},
 		{9320, written(2, true), 5},
 		{9469, due, 5},
@@ -118,7 +118,7 @@ func TestWaitingList(t *testing.T) {
 	}
 }
 
-// generationOf is the next one of the server, with 8 devices of which so many are Healthy, from that one on.
+// generationOf is the server's next generation: of 8 devices, so many are Healthy, starting with that one.
 func (r *running) generationOf(healthy, from int) *generation {
 	var list List
 	health := map[string]sharing.Health{}
@@ -130,8 +130,8 @@ func (r *running) generationOf(healthy, from int) *generation {
 	return newGeneration(sharing.Resource{Name: r.name}, list, grantTerms{}, health, nil, r.current.Load())
 }
 
-// TestAnnounceState follows what is known of the numbers that the API server has. What was written
-// before the kubelet applied a list does not count: the kubelet may have reported the old numbers since.
+// TestAnnounceState follows what is known of the API server's numbers. A number written before the kubelet
+// applied a list does not count, as the kubelet may have reported the old ones since.
 func TestAnnounceState(t *testing.T) {
 	t.Parallel()
 	const name = "nvidia.com/gpu"
@@ -192,7 +192,7 @@ func TestAnnounceState(t *testing.T) {
 	}
 }
 
-// TestSwitched: a unit that a pod holds is not waited for, any other that is not yet as planned is.
+// TestSwitched: units held by a pod are not waited for, but all others that are not yet as planned are.
 func TestSwitched(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

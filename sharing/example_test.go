@@ -39,7 +39,7 @@ func ExampleNewPlan() {
 func ExampleDeviceSet_Prefer() {
 	resource := sharing.NewPlan(node()).Resources[0]
 	devices := sharing.NewDeviceSet(resource.Devices, resource.Units, resource.Policy)
-	// A pod holds GPU-a::0. Unhealthy devices are the last resort.
+	// A pod holds GPU-a::0. Unhealthy devices are chosen last.
 	fmt.Println(devices.Prefer([]string{"GPU-a::1", "GPU-b::0", "GPU-b::1"}, nil, 1))
 	// Output: [GPU-a::1]
 }

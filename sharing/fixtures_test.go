@@ -74,7 +74,7 @@ func defaults(shares ...ReplicatedResource) Profile {
 	}
 }
 
-// list selects what the texts name.
+// list is a Selection of these selectors.
 func list(t testing.TB, texts ...string) Selection {
 	t.Helper()
 	return Selection{List: selectors(t, texts...)}

@@ -46,8 +46,8 @@ func TestGrantsExtras(t *testing.T) {
 	}
 }
 
-// TestSharedVariableIsMentioned checks that two resources which would fight over one
-// variable are told of, and are no warning of the plan.
+// TestSharedVariableIsMentioned checks that resources that use the same variable are reported as a conflict, not
+// as a warning of the plan.
 func TestSharedVariableIsMentioned(t *testing.T) {
 	two := defaults(ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: 2, Rename: "nvidia.com/half", Select: Selection{Count: 1}})
 	tests := []struct {

@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestSetLimits holds who has which limit, and that nobody has one of whom it is not certain.
+// TestSetLimits checks each container's limit, and that an uncertain limit is not set.
 func TestSetLimits(t *testing.T) {
 	const gib = 1 << 30
 	gpu := GPU{UUID: "GPU-a", Memory: 40 * gib}
@@ -24,7 +24,7 @@ func TestSetLimits(t *testing.T) {
 		planned, listed []Resource
 		gpu             GPU
 		held            []Allocation
-		// limit is in GiB; 0 for none.
+		// limit is in GiB; 0 without one.
 		limit float64
 	}
 	usual := func(name string, limit float64, change func(*test)) test {
@@ -92,7 +92,7 @@ func TestSetLimits(t *testing.T) {
 	}
 }
 
-// TestPlanHasTheEntrysGuard holds that the units of an entry have its guard, and no others.
+// TestPlanHasTheEntrysGuard checks that only the units of an entry have its guard.
 func TestPlanHasTheEntrysGuard(t *testing.T) {
 	guard := MemoryGuard{Share: true, Grace: time.Minute, Evict: true}
 	settings := DriverSettings{TimeSlice: LongTimeSlice}

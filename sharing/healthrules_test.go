@@ -26,8 +26,8 @@ func TestRecoverAfterFailures(t *testing.T) {
 	}
 }
 
-// TestXIDs holds one XID of each group of the table, and that no caller can
-// change another's.
+// TestXIDs checks an XID of each group of the table, and that changing one copy of the rules does not change
+// others.
 func TestXIDs(t *testing.T) {
 	rules := DefaultHealthRules()
 	for code, want := range map[uint64]ErrorAction{
@@ -47,8 +47,8 @@ func TestXIDs(t *testing.T) {
 	}
 }
 
-// TestXIDsOfWholeGPU checks that an XID concerns the whole GPU when only a reset ends it, as
-// a reset takes all partitions, or when it is about links; but not 94, which is contained.
+// TestXIDsOfWholeGPU checks that an XID concerns the whole GPU if only a reset ends it, as a reset affects all
+// partitions, or if it is about links; but not 94, which is contained.
 func TestXIDsOfWholeGPU(t *testing.T) {
 	for code, action := range DefaultHealthRules().XIDs {
 		if want := action != IgnoreError && code != 94; XIDOfWholeGPU(code) != want {
@@ -63,7 +63,7 @@ func TestXIDsOfWholeGPU(t *testing.T) {
 	}
 }
 
-// TestXIDTable checks that each line of the table is understood, and that none comes twice.
+// TestXIDTable checks that each line of the table is valid, and that no XID is repeated.
 func TestXIDTable(t *testing.T) {
 	entries := 0
 	for line := range strings.Lines(xidTable) {
@@ -83,8 +83,8 @@ func TestXIDTable(t *testing.T) {
 	}
 }
 
-// TestXIDsFollowTheCatalogue holds the list beside NVIDIA's catalogue, by the immediate action of
-// each XID that can occur on an A100 or later, or by the action to which its workflow leads.
+// TestXIDsFollowTheCatalogue compares the list with NVIDIA's catalogue: the immediate action of each XID that can
+// occur on an A100 or later, or the action at the end of its workflow.
 func TestXIDsFollowTheCatalogue(t *testing.T) {
 	rules := DefaultHealthRules()
 	for _, bucket := range []struct {

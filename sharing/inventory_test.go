@@ -71,8 +71,7 @@ func FuzzParseDeviceID(f *testing.F) {
 	})
 }
 
-// TestHealthJSON checks that a GPU's health is written as the reason alone, and
-// not at all when it is healthy.
+// TestHealthJSON checks that a GPU's health is written as its reason, and left out when it is healthy.
 func TestHealthJSON(t *testing.T) {
 	type gpu struct {
 		Health Health `json:"fault,omitzero"`

@@ -108,8 +108,8 @@ func TestMPSPlan(t *testing.T) {
 	}
 }
 
-// TestMPSDiff checks that a unit switches when the way it is shared changes, or by MPS its
-// number of shares, while a change of time-sliced replicas is none.
+// TestMPSDiff checks that a unit switches when its sharing mode or its number of MPS shares changes, but not when
+// its time-sliced replicas do.
 func TestMPSDiff(t *testing.T) {
 	plan := func(replicas int, mps bool) Plan {
 		return NewPlan(node(1), defaults(ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: replicas, MPS: mps}))

@@ -92,7 +92,7 @@ func TestPlanProperties(t *testing.T) {
 	}
 }
 
-// problems says which invariants the plan breaks.
+// problems lists the invariants that the plan breaks.
 func problems(gpus []GPU, profile Profile, plan Plan) (found []string) {
 	report := func(format string, args ...any) { found = append(found, fmt.Sprintf(format, args...)) }
 	seen := make(map[string]string)
@@ -140,7 +140,7 @@ func problems(gpus []GPU, profile Profile, plan Plan) (found []string) {
 	return append(found, misplaced(gpus, profile, plan, seen)...)
 }
 
-// misplaced says which units are offered and must not be, or the reverse.
+// misplaced lists units that are offered and must not be, or the reverse.
 func misplaced(gpus []GPU, profile Profile, plan Plan, offered map[string]string) (found []string) {
 	excluded := func(matches func(Selector) bool) bool { return slices.ContainsFunc(profile.Exclude, matches) }
 	for _, gpu := range gpus {
@@ -190,7 +190,7 @@ func healed(gpus []GPU) []GPU {
 	return gpus
 }
 
-// shape is what a plan offers, whatever its health.
+// shape is a plan's offer without health.
 func shape(plan Plan) [][]string {
 	shapes := [][]string{plan.Warnings}
 	for _, resource := range plan.Resources {

@@ -10,7 +10,7 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// planCase is a row of a table that plans and looks at what came of it.
+// planCase is a row of a table of plans.
 type planCase struct {
 	name     string
 	gpus     []GPU
@@ -38,7 +38,7 @@ func TestPlanOfNothing(t *testing.T) {
 	}
 }
 
-// The whole answer once, field by field; the tables look at parts of it.
+// One whole answer, field by field; the tables check parts of it.
 func TestPlanFields(t *testing.T) {
 	gpu := cut(1, oneG(), twoG())
 	gpu.Partitions[1].CI = 3
@@ -93,7 +93,7 @@ func TestPlanFields(t *testing.T) {
 	}
 }
 
-// The driver's order counts, not that of the UUIDs or of the texts of indexes.
+// The driver's order counts, not the order of UUIDs, nor of indexes as text.
 func TestPlanOrder(t *testing.T) {
 	gpus := []GPU{whole(10, a100), whole(9, a100), cut(2, oneG(), oneG())}
 	gpus[0].UUID, gpus[1].UUID = "GPU-a", "GPU-b"
@@ -105,7 +105,7 @@ func TestPlanOrder(t *testing.T) {
 	}
 }
 
-// The NUMA node goes from the GPU to every device of it.
+// A GPU's NUMA node applies to all of its devices.
 func TestPlanNUMANode(t *testing.T) {
 	gpu := cut(5, oneG())
 	plan := NewPlan([]GPU{whole(4, t4), gpu}, defaults(ReplicatedResource{Resource: "nvidia.com/gpu", Replicas: 2}))
@@ -159,7 +159,7 @@ func TestPlanHealth(t *testing.T) {
 	}
 }
 
-// What is not offered keeps its entry: gone and not offered are different.
+// A unit that is not offered keeps its health entry: this differs from a unit that is gone.
 func TestPlanHealthOfUnoffered(t *testing.T) {
 	gpu := cut(0, oneG())
 	gpu.Partitions[0].Health = Faulty("xid 43")
@@ -627,15 +627,15 @@ func TestPlanPolicy(t *testing.T) {
 	}
 }
 
-// TestListLimit: a resource has as many units as a list of the kubelet can hold,
-// and those left out are named with their entry.
+// TestListLimit: a resource has at most the units that a kubelet's list can hold, and a warning names the entry
+// of those left out.
 func TestListLimit(t *testing.T) {
 	const gpu = "nvidia.com/gpu"
 	tests := []struct {
 		name   string
 		gpus   int
 		shares []ReplicatedResource
-		// devices are those of the resource, warning is in a warning; "" for none.
+		// devices is the resource's number of devices; warning is part of a warning, or "" without one.
 		devices int
 		warning string
 	}{
@@ -675,8 +675,8 @@ func TestListLimit(t *testing.T) {
 	}
 }
 
-// TestPlanOfAMissingGPU holds what a GPU that the driver does not list leaves to the others:
-// the index, the place in a count, and what it means for a MIG strategy.
+// TestPlanOfAMissingGPU checks how a GPU that the driver does not list affects others: their indexes, counts and
+// MIG strategies.
 func TestPlanOfAMissingGPU(t *testing.T) {
 	missing := func(gpus ...GPU) []GPU {
 		gpus[0].DriverIndex, gpus[0].Health = NotListed, Faulty("lost")
@@ -705,8 +705,8 @@ func TestPlanOfAMissingGPU(t *testing.T) {
 	}
 }
 
-// TestPlanNamesUnitsByUUIDWhileIndexesMove checks that a grant never has an index that a container
-// runtime may take for another GPU's.
+// TestPlanNamesUnitsByUUIDWhileIndexesMove checks that a grant has no index that a container runtime may take for
+// another GPU's.
 func TestPlanNamesUnitsByUUIDWhileIndexesMove(t *testing.T) {
 	const granted = "deviceIDStrategy index: units are granted by UUID while the driver does not list all GPUs under their first indexes; " +
 		"a container that was granted an index before may get another GPU when it restarts"
@@ -745,7 +745,7 @@ func TestPlanNamesUnitsByUUIDWhileIndexesMove(t *testing.T) {
 	}
 }
 
-// TestUnmatched holds which warnings are as it should be where one profile serves unlike nodes.
+// TestUnmatched checks which warnings are normal if one profile serves different nodes.
 func TestUnmatched(t *testing.T) {
 	gpus := node(3)
 	gpus[2].MIG = true
@@ -785,8 +785,7 @@ func TestUnmatched(t *testing.T) {
 	}
 }
 
-// TestPatternsWithoutGPU has patterns of product names that match no GPU of the node. They are
-// told of with what there is.
+// TestPatternsWithoutGPU has patterns that match no GPU of the node. The warning names the node's models.
 func TestPatternsWithoutGPU(t *testing.T) {
 	profile := defaults()
 	profile.GPUNames = []NamingRule{{"tesla t4", "nvidia.com/t4"}, {"A100", "nvidia.com/a100"}, {"NVIDIA A100*", "nvidia.com/late"}, {"*", "nvidia.com/gpu"}}
@@ -823,8 +822,8 @@ func TestPatternsWithoutGPU(t *testing.T) {
 	}
 }
 
-// TestManyUnmatchedNames names in vain what thousands of entries ask for, but lists a few of them,
-// and every other warning.
+// TestManyUnmatchedNames has thousands of entries that match nothing. Only a few are listed, and every other
+// warning.
 func TestManyUnmatchedNames(t *testing.T) {
 	p := Profile{MIGStrategy: MIGNone}
 	for i := range 5000 {

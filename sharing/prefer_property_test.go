@@ -9,15 +9,14 @@ import (
 // question is a random call of Prefer.
 type question struct {
 	devices []Device
-	// units is empty when nothing is known of the hardware.
+	// units is empty if the hardware is unknown.
 	units           []Unit
 	available, must []string
 	size            int
 }
 
-// newQuestion makes a question about a few small units: some devices unhealthy, some
-// held, some required, some IDs unknown. The units may be whole GPUs, alone or
-// shared, with links or without, or partitions of two GPUs.
+// newQuestion makes a question about a few small units: some devices unhealthy, held or required, some IDs
+// unknown. The units are whole GPUs, exclusive or shared, with links or without, or partitions of two GPUs.
 func newQuestion(r *rand.Rand) question {
 	var q question
 	known, gpus, most := r.IntN(4) > 0, r.IntN(3), 1+r.IntN(4)
@@ -111,7 +110,7 @@ func TestPreferProperties(t *testing.T) {
 	}
 }
 
-// checkShape looks at what holds for every policy.
+// checkShape checks the invariants of all policies.
 func checkShape(t *testing.T, q question, got []string) {
 	t.Helper()
 	choices := slices.Concat(q.available, q.must)
@@ -134,7 +133,7 @@ func checkShape(t *testing.T, q question, got []string) {
 			t.Errorf("%+v: %q lacks %q", q, got, id)
 		}
 	}
-	// A device that nobody should get is taken only when no other is left.
+	// Unhealthy and unknown devices are taken only when no other is left.
 	rank := func(id string) int {
 		at := slices.IndexFunc(q.devices, func(d Device) bool { return d.ID == id })
 		switch {

@@ -121,7 +121,7 @@ func TestPrefer(t *testing.T) {
 	}
 }
 
-// TestIndexRepeatedID checks that of an ID that the list repeats the first counts.
+// TestIndexRepeatedID checks that the first device counts if an ID is repeated.
 func TestIndexRepeatedID(t *testing.T) {
 	devices := units(t, "A×2 B×1 !B")
 	repeated := append(slices.Clone(devices[:2]), Device{ID: "A::1", Unit: "C", Healthy: true}, devices[2])
@@ -182,8 +182,7 @@ func TestPreferLeavesArgumentsAlone(t *testing.T) {
 	}
 }
 
-// partitionsOf returns what is known of the units that devices name: "A1" is a
-// partition of GPU A.
+// partitionsOf returns the hardware of the devices' units: "A1" is a partition of GPU A.
 func partitionsOf(devices []Device) []Unit {
 	var hardware []Unit
 	for _, device := range devices {
@@ -241,7 +240,7 @@ func TestPreferPartitions(t *testing.T) {
 	}
 }
 
-// Units of which no GPU is known do not count as being on one.
+// Units with an unknown GPU do not count as being on the same one.
 func TestPreferUnknownGPUs(t *testing.T) {
 	devices := units(t, "U1×1 U2×1 U3×1 X1×1 X2×1")
 	hardware := append([]Unit{{ID: "U1"}, {ID: "U2"}, {ID: "U3"}}, partitionsOf(devices[3:])...)
@@ -258,8 +257,7 @@ type load struct {
 	gpu string
 }
 
-// cost is what a policy minimises, the first number first, by taking so many
-// devices of each unit.
+// cost is minimised by a policy, the first number first, for so many devices taken of each unit.
 type cost [4]int
 
 func (p AllocationPolicy) cost(loads []load, picks []int) cost {
@@ -272,8 +270,8 @@ func (p AllocationPolicy) cost(loads []load, picks []int) cost {
 		gpus[unit.gpu].required += unit.required
 		gpuPicks[unit.gpu] += picks[u]
 	}
-	// used and more are the sums, over the devices taken, of what pods have of
-	// the unit and of what the container had of it just before.
+	// used and more are summed over the devices taken: what pods have of the unit, and what the container had of it
+	// before.
 	sum := func(unit load, count int) (used, more int) {
 		for already := range count {
 			used, more = used+unit.used, more+unit.required+already
@@ -301,7 +299,7 @@ func (p AllocationPolicy) cost(loads []load, picks []int) cost {
 	panic(fmt.Sprintf("cost does not say what policy %q minimises", p))
 }
 
-// gpuOf is the GPU of a unit as far as it is known.
+// gpuOf is the unit's GPU, if known.
 func (q question) gpuOf(unit string) string {
 	for _, u := range q.units {
 		if u.ID == unit {
@@ -371,7 +369,7 @@ func (q question) whole(id string) *Unit {
 	return nil
 }
 
-// free returns the healthy devices that may be picked.
+// free lists the healthy devices that may be chosen.
 func (q question) free() []string {
 	var free []string
 	for _, device := range q.devices {
@@ -382,7 +380,7 @@ func (q question) free() []string {
 	return free
 }
 
-// byLinks says that links decide, and not the policy.
+// byLinks reports whether links decide instead of the policy.
 func (q question) byLinks() bool {
 	free := q.free()
 	return len(free) > 0 && !slices.ContainsFunc(free, func(id string) bool { return q.whole(id) == nil })
@@ -432,7 +430,7 @@ func linkTo(u *Unit, peer string) Link {
 	return Link{}
 }
 
-// Large questions: each pick must be the best at its time by a plain search.
+// Large questions: each pick must be the best at that point by a plain search.
 func TestPreferPicksTheBestEachTime(t *testing.T) {
 	for _, policy := range AllocationPolicies() {
 		for _, gpus := range []int{1, 2, 7, 50} {

@@ -148,7 +148,7 @@ func TestMarkUnavailable(t *testing.T) {
 	}
 }
 
-// TestHeldOtherwise: a device that is held under the name and in the way of the plan is no obstacle.
+// TestHeldOtherwise: a device held under the planned name and in the planned mode is no obstacle.
 func TestHeldOtherwise(t *testing.T) {
 	plan := Plan{Resources: []Resource{
 		{Name: "gpu", Units: []Unit{{ID: "GPU-a", Replicas: 1}, {ID: "GPU-b", Replicas: 1}}},
@@ -158,7 +158,7 @@ func TestHeldOtherwise(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		held Allocation
-		want string // The unit; "" for none.
+		want string // The unit; "" without one.
 	}{
 		{"exclusive", Allocation{Resource: "gpu", Devices: []string{"GPU-a"}}, ""},
 		{"exclusive under another name", Allocation{Resource: "other", Devices: []string{"GPU-a"}}, "GPU-a"},

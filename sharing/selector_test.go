@@ -117,7 +117,7 @@ func TestZeroSelector(t *testing.T) {
 	}
 }
 
-// A GPU whose bus ID the driver does not tell is not in slot "".
+// A GPU with an unknown bus ID is not in slot "".
 func TestSelectorUnknownBusID(t *testing.T) {
 	if selectors(t, "0000:3B:00.0")[0].MatchGPU(GPU{}) {
 		t.Error("a bus ID matches a GPU without one")

@@ -54,7 +54,7 @@ func TestPairScore(t *testing.T) {
 	}
 }
 
-// Where links make no difference none are kept.
+// If links make no difference, none are kept.
 func TestNewNearnessOfEquals(t *testing.T) {
 	for _, test := range []struct {
 		name  string
@@ -103,7 +103,7 @@ func TestPlanLinks(t *testing.T) {
 	}
 }
 
-// A choice by links is for GPUs that the container has whole and alone.
+// A choice by links applies to whole GPUs that are not shared.
 func TestPreferByLinksOnlyWholeGPUs(t *testing.T) {
 	gpus := fabricOf("8 × H100 NVL").node()[:4]
 	id := func(gpu int) string { return gpus[gpu].UUID }
@@ -202,7 +202,7 @@ func (n *topology) within(places []int) int {
 	return sum
 }
 
-// without returns what is not in others.
+// without removes others from all.
 func without[T comparable](all, others []T) []T {
 	return slices.DeleteFunc(slices.Clone(all), func(one T) bool { return slices.Contains(others, one) })
 }
@@ -242,8 +242,7 @@ func TestNearestIsTheFirstBestSet(t *testing.T) {
 	}
 }
 
-// Where there are too many sets to compare, the answer still finds groups that
-// plainly belong together, and is never worse than the order of the list.
+// With too many sets to compare, the answer still finds clear groups, and is never worse than the list's order.
 func TestNearestAmongMany(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	for _, places := range []int{20, 33, maxTopologyGPUs} {
@@ -278,7 +277,7 @@ func TestNearestAmongMany(t *testing.T) {
 	}
 }
 
-// Of two groups that serve as well, the one that is used up goes first.
+// Of two equally good groups, the one that is used up goes first.
 func TestNearestAmongManyLeavesGroupsWhole(t *testing.T) {
 	const places = 20
 	n := &topology{gpus: places, scores: make([]int, places*places)}
@@ -430,7 +429,7 @@ func (f fabric) node() []GPU {
 	return gpus
 }
 
-// score is what NVIDIA's best-effort policy gives the pair.
+// score is the pair's score in NVIDIA's best-effort policy.
 func (f fabric) score(a, b int) int {
 	places := map[string]int{"system": 10, "node": 20, "hostbridge": 30, "multiple": 40, "single": 50, "internal": 60}
 	return 100*f.nvlinks(min(a, b), max(a, b)) + places[f.level(min(a, b), max(a, b))]
@@ -476,9 +475,8 @@ func (f fabric) prefer(x *DeviceSet, resource Resource, available, must gpusMask
 	return set
 }
 
-// check compares the answer with all other sets: none has more by the scores of
-// NVIDIA's plugin, so whatever set that plugin chooses is not better, and of
-// those that have as much none leaves more.
+// check compares the answer with all other sets: none has a higher score by NVIDIA's plugin, so that plugin's
+// choice is not better, and of those with the same score, none leaves a better rest.
 func (f fabric) check(t *testing.T, sums []int, x *DeviceSet, resource Resource, available, must gpusMask, size int) {
 	t.Helper()
 	got := f.prefer(x, resource, available, must, size)

@@ -91,7 +91,7 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// Containers and namespaces are told apart as pods are.
+// Containers and namespaces are kept apart, like pods.
 func TestUsageHolders(t *testing.T) {
 	holders := []Allocation{
 		{Namespace: "a", Pod: "p", Container: "one", Resource: "r", Devices: []string{"GPU-0::3"}},

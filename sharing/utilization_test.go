@@ -116,8 +116,7 @@ func TestUseReportRest(t *testing.T) {
 	}
 }
 
-// TestUseReportUnknown checks that nothing is said of containers when either side
-// is not known.
+// TestUseReportUnknown checks that nothing is reported of containers if either side is unknown.
 func TestUseReportUnknown(t *testing.T) {
 	gpus, resources := sharedGPU()
 	gpu := []GPUUtilization{on(uses(1, 1, 0.1))}
@@ -132,8 +131,7 @@ func TestUseReportUnknown(t *testing.T) {
 	}
 }
 
-// TestUseReportOfAnUnreadGPU checks that nothing is said of the processes of a
-// GPU whose processes could not be read.
+// TestUseReportOfAnUnreadGPU checks that no processes are reported of a GPU whose processes could not be read.
 func TestUseReportOfAnUnreadGPU(t *testing.T) {
 	measured := Measurement{GPUs: []GPUUtilization{{GPU: "GPU-a", Memory: new(float64(1))}}, Owners: map[int]ProcessOwner{}}
 	report := NewUtilizationReport(measured, nil, nil, []Allocation{holder("a", "GPU-a::0")}, true)
@@ -142,7 +140,8 @@ func TestUseReportOfAnUnreadGPU(t *testing.T) {
 	}
 }
 
-// TestRestOfAPartitionedGPU checks that its compute is unknown, also of nobody.
+// TestRestOfAPartitionedGPU checks that unattributed compute of a partitioned GPU is unknown, even if nothing
+// runs.
 func TestRestOfAPartitionedGPU(t *testing.T) {
 	measured := Measurement{GPUs: []GPUUtilization{{GPU: "GPU-b", Units: []UnitProcesses{{Unit: "MIG-b"}}}}, Owners: map[int]ProcessOwner{}}
 	rest := NewUtilizationReport(measured, nil, nil, nil, true).Unattributed
@@ -156,8 +155,7 @@ func TestRestOfAPartitionedGPU(t *testing.T) {
 	}
 }
 
-// TestFairShareIsNoMoreThanTheUnit is of a container that holds more devices of a
-// unit than it is offered as by now.
+// TestFairShareIsNoMoreThanTheUnit has a container that holds more devices of a unit than the unit now has.
 func TestFairShareIsNoMoreThanTheUnit(t *testing.T) {
 	s := fairShares{replicas: map[string]int{"u": 2}, memory: map[string]uint64{"u": 100}}
 	if got := s.over("u", 3, new(float64(120))); got == nil || *got != 20 {

@@ -82,7 +82,7 @@ func TestImage(t *testing.T) {
 	}
 }
 
-// The Dockerfile makes the same names and variables.
+// The Dockerfile has the same names and variables.
 func TestDockerfile(t *testing.T) {
 	text, err := os.ReadFile("Dockerfile")
 	if err != nil {
@@ -140,7 +140,7 @@ func TestLibrariesOfAProgram(t *testing.T) {
 	}
 }
 
-// asksForLoader says whether the program names a dynamic loader, as the kernel sees it.
+// asksForLoader reports whether the program names a dynamic loader, as the kernel sees it.
 func asksForLoader(t *testing.T, binary string) bool {
 	t.Helper()
 	program, err := elf.Open(binary)

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// clusterAPI is an API server with one node and two pods, which lets nobody read status pages.
+// clusterAPI is an API server with one node and two pods. Status pages cannot be read.
 func clusterAPI(t *testing.T) (kubeconfig string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -44,7 +44,7 @@ func clusterAPI(t *testing.T) (kubeconfig string) {
 	return kubeconfigOf(t, server.URL)
 }
 
-// kubeconfigOf is a file with which kubectl would reach that server.
+// kubeconfigOf is a kubeconfig for that server.
 func kubeconfigOf(t *testing.T, url string) (kubeconfig string) {
 	t.Helper()
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
@@ -110,7 +110,7 @@ func TestClusterRefuses(t *testing.T) {
 	}
 }
 
-// TestClusterRules shows why each node has its profile, and how far each rule is.
+// TestClusterRules shows why each node has its profile, and the progress of each rule.
 func TestClusterRules(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -145,7 +145,7 @@ func TestClusterRules(t *testing.T) {
 	}
 }
 
-// TestComplete: kubectl has its plugin's words completed by a program of that name.
+// TestComplete: kubectl completes its plugin's words with a program of that name.
 func TestComplete(t *testing.T) {
 	kubeconfig := clusterAPI(t)
 	for line, want := range map[string]string{

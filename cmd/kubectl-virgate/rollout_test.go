@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// rolloutAPI is an API server whose namespace virgate has a rollout of two nodes that has stopped. What
-// n3 says of that rollout is its own invention.
+// rolloutAPI is an API server with a stopped rollout of two nodes in namespace virgate. n3's annotation about
+// that rollout is forged.
 func rolloutAPI(t *testing.T) (kubeconfig string) {
 	t.Helper()
 	const configMap = `{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"virgate-rollout-r1","namespace":"virgate","resourceVersion":"6"},"data":{

@@ -17,8 +17,8 @@ import (
 	"github.com/virgate/virgate/test/portforward"
 )
 
-// forecastAPI is an API server whose nodes foresee that; those that foresee nothing have an older
-// Virgate, and the last one has none. It lets nothing be written.
+// forecastAPI is an API server whose nodes have these forecasts. A nil one means an older Virgate, and the last
+// node has none. Writes are refused.
 func forecastAPI(t *testing.T, allowed bool, forecasts ...*nodereport.Forecast) (kubeconfig string) {
 	t.Helper()
 	mux := http.NewServeMux()
@@ -158,7 +158,7 @@ func TestRolloutDryRunRefuses(t *testing.T) {
 	}
 }
 
-// TestRolloutDryRunOfAnotherNode: an answer of another node counts for none.
+// TestRolloutDryRunOfAnotherNode: an answer of another node is ignored.
 func TestRolloutDryRunOfAnotherNode(t *testing.T) {
 	kubeconfig := forecastAPI(t, true, &nodereport.Forecast{Node: "other", Resources: []nodereport.ForecastResource{{Name: "nvidia.com/gpu", Before: 8}}}, nil)
 	var out, errors strings.Builder

@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// TestClusterServeRefuses: what the page would ignore is refused, in any order and before it is served.
+// TestClusterServeRefuses: arguments that the page would ignore are refused, in any order and before it is
+// served.
 func TestClusterServeRefuses(t *testing.T) {
 	kubeconfig := clusterAPI(t)
 	for words, want := range map[string]string{

@@ -24,14 +24,14 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// watchPatience is how long a test waits for what should come: the machine may be busy.
+// watchPatience is how long a test waits; the machine may be busy.
 const watchPatience = await.Patience
 
 func nodeJSON(name string, allocatable int) string {
 	return fmt.Sprintf(`{"kind":"Node","apiVersion":"v1","metadata":{"name":%q,"resourceVersion":"2"},"status":{"capacity":{"nvidia.com/gpu":"8"},"allocatable":{"nvidia.com/gpu":"%d"}}}`, name, allocatable)
 }
 
-// watchedAPI is an API server with the nodes n1 and n2, which tells of the events; it has no pods.
+// watchedAPI is an API server with the nodes n1 and n2 and no pods, which sends the events.
 func watchedAPI(t *testing.T, events <-chan string) (url string) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -63,7 +63,7 @@ func watchedAPI(t *testing.T, events <-chan string) (url string) {
 	return server.URL
 }
 
-// screen is what was written, for those who wait for it.
+// screen collects output, for tests that wait for it.
 type screen struct {
 	mutex sync.Mutex
 	text  bytes.Buffer
@@ -81,7 +81,7 @@ func (s *screen) String() string {
 	return s.text.String()
 }
 
-// until waits for what is written after the first bytes.
+// until waits for text after the first from bytes.
 func (s *screen) until(t *testing.T, from int, text string) (length int) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -200,7 +200,7 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-// pseudoTerminal is a terminal of that size: what is typed at one end and read at the other.
+// pseudoTerminal is a terminal of that size: typed at one end, read at the other.
 func pseudoTerminal(t *testing.T, width, height uint16) (keyboard, terminal *os.File, resize func(width, height uint16)) {
 	t.Helper()
 	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -229,8 +229,8 @@ func pseudoTerminal(t *testing.T, width, height uint16) (keyboard, terminal *os.
 	return keyboard, terminal, resize
 }
 
-// TestLiveTable: on a terminal the table is drawn again when something or the size changes, until q,
-// Ctrl-C, the context's end or an error, and the terminal is then as it was.
+// TestLiveTable: on a terminal the table is redrawn when its content or the size changes, until q, Ctrl-C, the
+// context's end or an error. Then the terminal is restored.
 func TestLiveTable(t *testing.T) {
 	for _, end := range []string{"q", "\x03", "context", "error"} {
 		keyboard, terminal, resize := pseudoTerminal(t, 40, 10)

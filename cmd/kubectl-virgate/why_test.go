@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestClusterWhy holds what is printed, of a pod that waits and of one that is not there.
+// TestClusterWhy checks the output for a pod that waits and for one that does not exist.
 func TestClusterWhy(t *testing.T) {
 	const waits = `{"metadata":{"namespace":"x","name":"p"},"spec":{"containers":[{"name":"c","resources":{"requests":{"nvidia.com/gpu":"1"}}}]},
 		"status":{"conditions":[{"type":"PodScheduled","status":"False","message":"0/5 nodes\u001b[31m"}]}}`

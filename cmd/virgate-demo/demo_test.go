@@ -11,7 +11,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// TestDemo plays the demo, and compares what the README shows of it.
+// TestDemo plays the demo, and compares its output with the README.
 func TestDemo(t *testing.T) {
 	readme, err := os.ReadFile("../../README.md")
 	if err != nil {
@@ -44,7 +44,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestWrongCommandLine is refused before anything starts.
+// TestWrongCommandLine: a wrong command line is refused before anything starts.
 func TestWrongCommandLine(t *testing.T) {
 	for words, want := range map[string]string{
 		"--scenario none":  `virgate-demo: --scenario "none" is none of main, mig, guard, mps, dra`,

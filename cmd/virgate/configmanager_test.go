@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/test/shortdir"
 )
 
-// TestConfigManagerLinks goes through choices one after the other, on one link.
+// TestConfigManagerLinks makes one choice after another, with one link.
 func TestConfigManagerLinks(t *testing.T) {
 	dir := t.TempDir()
 	put := func(name, text string) {
@@ -124,8 +124,8 @@ func TestConfigManagerNeedsItsFlags(t *testing.T) {
 	}
 }
 
-// TestConfigManagerBooleans has the init container end, whatever the spelling: the pod, and with it
-// the node's GPUs, waits for that. What has no effect takes no value that another flag needs.
+// TestConfigManagerBooleans has the init container end for any spelling, as the pod, and so the node's GPUs, wait
+// for it. A flag without effect does not swallow a value.
 func TestConfigManagerBooleans(t *testing.T) {
 	profiles := t.TempDir()
 	if err := os.WriteFile(filepath.Join(profiles, "four"), []byte("version: v1"), 0o600); err != nil {
@@ -160,7 +160,8 @@ func TestConfigManagerBooleans(t *testing.T) {
 	}
 }
 
-// TestMPSReadsOnlyItsSettings checks that no setting that the daemons do not depend on ends them.
+// TestMPSReadsOnlyItsSettings checks that a bad value of a setting that the daemons do not depend on does
+// not end them.
 func TestMPSReadsOnlyItsSettings(t *testing.T) {
 	for flag, want := range map[string]int{"--mig-strategy=both": 0, "--cdi-annotation-prefix=?": 0, "--driver-root=relative": 2} {
 		ctx, end := context.WithCancel(t.Context())

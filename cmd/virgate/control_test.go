@@ -14,7 +14,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// TestCallControl tells a simulated node something over the control socket.
+// TestCallControl sends commands to a simulated node over the control socket.
 func TestCallControl(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := net.Listen("unix", socket)

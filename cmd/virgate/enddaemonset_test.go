@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestEndDaemonSet deletes the DaemonSet and waits for its pods, and succeeds whatever it finds.
+// TestEndDaemonSet deletes the DaemonSet, waits for its pods, and succeeds whatever it finds.
 func TestEndDaemonSet(t *testing.T) {
 	t.Parallel()
 	const (
@@ -115,7 +115,7 @@ func TestEndDaemonSet(t *testing.T) {
 	}
 }
 
-// TestEndDaemonSetWithoutAnAPI succeeds, too, where the API server cannot be asked.
+// TestEndDaemonSetWithoutAnAPI succeeds even if the API server does not answer.
 func TestEndDaemonSetWithoutAnAPI(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	server.Close()
@@ -138,7 +138,7 @@ func endVirgate(t *testing.T, args ...string) (code int, stdout string) {
 	return code, fmt.Sprint(out.String(), errors.String())
 }
 
-// kubeconfigOf is a file with which kubectl would reach that server.
+// kubeconfigOf is a kubeconfig for that server.
 func kubeconfigOf(t *testing.T, url string) (kubeconfig string) {
 	t.Helper()
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")

@@ -22,7 +22,7 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// parsed are the labels of a file of NFD.
+// parsed are the labels in a file for NFD.
 func parsed(t *testing.T, text string) map[string]string {
 	t.Helper()
 	labels := map[string]string{}
@@ -117,8 +117,8 @@ func TestFeatureDiscoveryWithoutDriver(t *testing.T) {
 	}
 }
 
-// TestFeatureDiscoveryOfAnotherVersion: libraries that are not of the loaded module's version end the program after 10 s,
-// also where a driver is waited for: a new container may have others.
+// TestFeatureDiscoveryOfAnotherVersion: if libraries and loaded module differ in version, the program ends after
+// 10 s, even if it waits for a driver, as a new container may have other libraries.
 func TestFeatureDiscoveryOfAnotherVersion(t *testing.T) {
 	t.Parallel()
 	var stdout, stderr bytes.Buffer
@@ -152,8 +152,7 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestFeatureDiscoveryFollows has the profile changed, made wrong and mended, and the program told by
-// SIGHUP and ended.
+// TestFeatureDiscoveryFollows changes the profile, breaks and repairs it, sends SIGHUP and ends the program.
 func TestFeatureDiscoveryFollows(t *testing.T) {
 	dir := t.TempDir()
 	profile, output := filepath.Join(dir, "profile"), filepath.Join(dir, "gfd")
@@ -208,7 +207,7 @@ func TestFeatureDiscoveryFollows(t *testing.T) {
 	}
 }
 
-// TestFeatureDiscoveryObject checks which object is asked for, in whose name.
+// TestFeatureDiscoveryObject checks which NodeFeature is requested, by namespace and name.
 func TestFeatureDiscoveryObject(t *testing.T) {
 	asked := make(chan string, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -234,7 +233,7 @@ func TestFeatureDiscoveryObject(t *testing.T) {
 	}
 }
 
-// TestVGPUs checks which PCI devices are asked, and what a container without SYS_ADMIN is told.
+// TestVGPUs checks which PCI devices are read, and the message in a container without SYS_ADMIN.
 func TestVGPUs(t *testing.T) {
 	config := make([]byte, features.PCIConfigSize)
 	config[0x06], config[0x34] = 0x10, 0x40

@@ -14,8 +14,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestListFlags checks that a list is given as NVIDIA's plugin takes it: by a flag that is
-// repeated, with commas, or both; by a variable with commas. The flag wins as a whole.
+// TestListFlags checks that a list is accepted as by NVIDIA's plugin: by a repeated flag, with commas, or both;
+// by a variable with commas. The flag replaces the variable's whole list.
 func TestListFlags(t *testing.T) {
 	const envvar, mounts, cri = sharing.Envvar, sharing.VolumeMounts, sharing.CDICRI
 	for _, test := range []struct {
@@ -82,8 +82,8 @@ func TestRepeatedNumbers(t *testing.T) {
 	}
 }
 
-// TestPodResources holds where the socket is looked for: where the flag says, where the
-// chart mounts it, or below the host's root, which the GPU Operator mounts.
+// TestPodResources checks where the socket is expected: at the flag's path, where the chart mounts it, or below
+// the host's root, which the GPU Operator mounts.
 func TestPodResources(t *testing.T) {
 	mounted, host := t.TempDir(), t.TempDir()
 	for _, folder := range []string{"kubelet", mounted} {

@@ -13,8 +13,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// FuzzAnswers checks that whatever a running program answers is shown, and has
-// nothing in it that a terminal obeys.
+// FuzzAnswers checks that any answer of a running program is shown without characters that a terminal acts on.
 func FuzzAnswers(f *testing.F) {
 	answer, err := json.Marshal(status.Status{
 		Node: "n", Warnings: []string{"\x1b]0;title\a"},
@@ -49,9 +48,8 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// FuzzFlags checks that a flag or a variable of NVIDIA's plugin with any value is
-// taken, or ends the program with an error and its exit code. The node is
-// simulated, and no flag that names a file is among them.
+// FuzzFlags checks that any value of a flag or a variable of NVIDIA's plugin is accepted, or ends the program
+// with an error and its exit code. The node is simulated, and flags that name files are left out.
 func FuzzFlags(f *testing.F) {
 	settings := configs.Settings()
 	for i, s := range settings {

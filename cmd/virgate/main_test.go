@@ -101,7 +101,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestShortHelp: the help of run fits on a screen. What it leaves out is in --help-all, under headings.
+// TestShortHelp: the help of run fits on a screen. The rest is in --help-all, under headings.
 func TestShortHelp(t *testing.T) {
 	help := func(args ...string) string {
 		var stdout, stderr bytes.Buffer
@@ -136,8 +136,8 @@ func TestShortHelp(t *testing.T) {
 	}
 }
 
-// TestLogFormat: each line of the log is an object with the time, the level and the message, and so is the
-// error with which a command ends. Without the flag the log is text.
+// TestLogFormat: each line of the log is an object with the time, the level and the message, and so is a
+// command's final error. Without the flag the log is text.
 func TestLogFormat(t *testing.T) {
 	root := shortdir.New(t)
 	for _, test := range []struct {

@@ -10,13 +10,12 @@ import (
 	gocmp "github.com/google/go-cmp/cmp"
 )
 
-// TestMIGPlanIsWhatApplyDoes checks that mig plan prints the steps that mig apply
-// makes on a node like that, in their order on each GPU. Which GPU comes first is not
-// planned.
+// TestMIGPlanIsWhatApplyDoes checks that mig plan prints the steps that mig apply makes on such a node, in order
+// for each GPU. The order of GPUs is not planned.
 func TestMIGPlanIsWhatApplyDoes(t *testing.T) {
 	planned := regexp.MustCompile(`(?m)^(GPU [0-9]+), |^  [0-9]+\. (.+)$`)
 	made := regexp.MustCompile(`msg="MIG step made" .*gpu=(\S+) .*step="([^"]+)"`)
-	// steps are those of each GPU that has some, a GPU in a string.
+	// steps are the steps of each GPU that has some, one string a GPU.
 	steps := func(pattern *regexp.Regexp, text string) []string {
 		var gpu string
 		of := map[string]string{}

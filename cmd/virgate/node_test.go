@@ -61,8 +61,8 @@ func write(t *testing.T, lines ...string) (path string) {
 	return path
 }
 
-// TestProcessesHidden checks whose PID namespace and capabilities count: those of --proc,
-// and of this process for commands that have no such flag.
+// TestProcessesHidden checks that the PID namespace and capabilities of --proc count, or this process's for
+// commands without that flag.
 func TestProcessesHidden(t *testing.T) {
 	own := !usage.InInitialNamespace(os.DirFS("/proc"))
 	for namespace, want := range map[string]bool{"pid:[4026531836]": false, "pid:[4026532199]": true, "": own} {
@@ -116,7 +116,7 @@ func TestNodeErrors(t *testing.T) {
 	}
 }
 
-// TestNodeRecord checks that a node seen through its recording is the node.
+// TestNodeRecord checks that a node's recording gives the same node.
 func TestNodeRecord(t *testing.T) {
 	for _, masked := range []string{"true", "false"} {
 		t.Run("masked "+masked, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestNodeRecord(t *testing.T) {
 	}
 }
 
-// late is a driver that is there at the second try.
+// late is a driver that works at the second try.
 func late(t *testing.T) string {
 	return "trace:" + write(t, `{"trace":1}`,
 		`{"call":"Init","error":{"call":"Init","return":9}}`, `{"call":"Init"}`,
@@ -148,7 +148,7 @@ func late(t *testing.T) string {
 // TestNodeFailOnInitError checks that a program whose driver cannot be opened
 // ends at once, as NVIDIA's plugin does by default.
 func TestNodeFailOnInitError(t *testing.T) {
-	// Whoever measures the GPUs opens the driver too, maybe first.
+	// The meter opens the driver too, maybe first.
 	never := "trace:" + write(t, `{"trace":1}`, `{"call":"Init","error":{"call":"Init","return":9}}`)
 	code, _, stderr := program(t, "run", "--node", never, "--device-plugin-dir", t.TempDir(), "--control-socket", "", "--listen", "")
 	if code != 1 || !strings.Contains(stderr, "open the driver: nvml: Init: DRIVER_NOT_LOADED") || !strings.Contains(stderr, "--fail-on-init-error=false") {
@@ -156,8 +156,7 @@ func TestNodeFailOnInitError(t *testing.T) {
 	}
 }
 
-// TestNodeDriverWaitedFor checks that the program can also wait for its driver,
-// says so, and then plans.
+// TestNodeDriverWaitedFor checks that the program can also wait for its driver, logs that, and then plans.
 func TestNodeDriverWaitedFor(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()

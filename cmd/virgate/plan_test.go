@@ -20,8 +20,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestPlanSaysForWhomAChangeWaits renames two shared GPUs of which one is held, with and
-// without a running program that knows by whom.
+// TestPlanSaysForWhomAChangeWaits renames two shared GPUs, one of them held, with and without a running program
+// that knows the holders.
 func TestPlanSaysForWhomAChangeWaits(t *testing.T) {
 	renamed := func() []sharing.Change {
 		return []sharing.Change{
@@ -71,8 +71,8 @@ func TestPlanSaysForWhomAChangeWaits(t *testing.T) {
 	}
 }
 
-// TestPlanHasTheLayoutMade checks that plan shows a node that has yet to be divided as it
-// shows one that has been, and beside that what is offered until then.
+// TestPlanHasTheLayoutMade checks that plan shows a node that is not yet divided like one that is, and also what
+// is offered until it is.
 func TestPlanHasTheLayoutMade(t *testing.T) {
 	const shares = "sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2}, {name: nvidia.com/mig-1g.10gb, devices: 3, replicas: 4, rename: nvidia.com/small}]}}\n"
 	type report struct {
@@ -145,8 +145,8 @@ func migProfile(t *testing.T, text string) mig.Profile {
 	return profile
 }
 
-// TestPlanOfGPUsThatKeepTheirPartitions has GPUs whose layout cannot be had, or not now: they
-// are planned as they are, and told.
+// TestPlanOfGPUsThatKeepTheirPartitions has GPUs whose layout is impossible, now or ever: they are planned
+// unchanged, with a warning.
 func TestPlanOfGPUsThatKeepTheirPartitions(t *testing.T) {
 	node, err := openSimulated("h100x4+all-1g.10gb", "")
 	if err != nil {
@@ -185,7 +185,7 @@ func TestPlanOfGPUsThatKeepTheirPartitions(t *testing.T) {
 	}
 }
 
-// TestCommandsEndWhileTheyRead has commands that wait for a FIFO that has no writer.
+// TestCommandsEndWhileTheyRead has commands wait for a FIFO without a writer.
 func TestCommandsEndWhileTheyRead(t *testing.T) {
 	for _, test := range [][]string{
 		{"check", "FIFO"},
@@ -210,7 +210,7 @@ func TestCommandsEndWhileTheyRead(t *testing.T) {
 				var output buffer
 				run(ctx, append([]string{"virgate"}, test...), func(string) (string, bool) { return "", false }, &output, &output)
 			}()
-			// Who opens it to write waits for a reader, which is then the command; it gets nothing.
+			// Opening the FIFO to write waits for a reader, which is then the command; nothing is written.
 			writer, err := os.OpenFile(fifo, os.O_WRONLY, 0)
 			if err != nil {
 				t.Fatal(err)
@@ -222,7 +222,7 @@ func TestCommandsEndWhileTheyRead(t *testing.T) {
 	}
 }
 
-// TestPlanNodeOfTheCluster reads the labels of a Node that is named, and says why it cannot.
+// TestPlanNodeOfTheCluster reads the labels of a named Node, or explains why it cannot.
 func TestPlanNodeOfTheCluster(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/api/v1/nodes/n1" {

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestPlanDRA holds that plan --dra prints what kubectl takes: each object with its kind, the
-// same in both formats, and warnings apart from them.
+// TestPlanDRA checks that plan --dra prints objects for kubectl: each with its kind, the same in both formats,
+// and warnings apart from them.
 func TestPlanDRA(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "profile.yaml")
 	write := func(dra string) {
@@ -64,7 +64,7 @@ func TestPlanDRA(t *testing.T) {
 		t.Errorf("under NVIDIA's name:\n%s", named)
 	}
 
-	// What cannot be divided on demand says so.
+	// A GPU that cannot be divided on demand is reported.
 	_, _, stderr = program(t, "plan", "--node", "sim:dgx-a100", "--config", path, "--dra")
 	if !strings.Contains(stderr, "GPU 7 is offered whole: its MIG mode is off") {
 		t.Error(stderr)

@@ -81,7 +81,7 @@ gpu-b             leaving-plugin  -
 					{GPU: "GPU-b", Index: 1, Wanted: "day", State: nodereport.LayoutBlocked, Reason: "1:0 is in use"},
 				},
 				Waits: []nodereport.Wait{
-					{GPU: "GPU-b", Unit: "MIG-0", Index: "1:0", Resource: "mig", Pods: []string{"ns/c"}, Since: since}, // Told as a layout.
+					{GPU: "GPU-b", Unit: "MIG-0", Index: "1:0", Resource: "mig", Pods: []string{"ns/c"}, Since: since}, // Shown as a layout.
 					{GPU: "GPU-c", Unit: "GPU-c", Index: "2", Resource: "old", Pods: []string{"ns/a", "ns/b"}, Since: since},
 				},
 				At: since.Add(120 * time.Millisecond), HoldersAt: &since,
@@ -182,7 +182,7 @@ func TestDialAddress(t *testing.T) {
 	}
 }
 
-// TestStatusElsewhere: an address without pages, as a pod's is, gets an error that says where they are.
+// TestStatusElsewhere: an address without pages, like a pod's, gives an error that says where they are.
 func TestStatusElsewhere(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()

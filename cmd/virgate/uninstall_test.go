@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestUninstallNodeFeature removes the Node's NodeFeature or, without the right to, says that it
-// may be left, and goes on with the Node, as in the chart's pod.
+// TestUninstallNodeFeature removes the Node's NodeFeature or, without the right to, reports that it may be left,
+// and goes on with the Node, as in the chart's pod.
 func TestUninstallNodeFeature(t *testing.T) {
 	const list, object = "/apis/nfd.k8s-sigs.io/v1alpha1/nodefeatures", "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu/nodefeatures/virgate-features-for-n1"
 	for _, test := range []struct {

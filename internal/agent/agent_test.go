@@ -28,12 +28,12 @@ import (
 	"github.com/virgate/virgate/test/shortdir"
 )
 
-// patience is how long anything may take on a machine that does a lot else.
+// patience is how long anything may take on a busy machine.
 const patience = await.Patience
 
 const gpuResource = "nvidia.com/gpu"
 
-// input of either kind: what it answers is set by the test.
+// input of either kind; the test sets what it returns.
 type input[T any] struct {
 	mu      sync.Mutex
 	value   T
@@ -101,8 +101,7 @@ func profile(replicas int) sharing.Profile {
 	}
 }
 
-// idle are the parts of an agent that a test does not care about: nothing happens in
-// them.
+// idle has parts of an agent that do nothing, for tests that do not use them.
 type idle struct{}
 
 func (idle) Health() sharing.HealthReport { return sharing.HealthReport{} }
@@ -124,7 +123,7 @@ func (idle) State(context.Context, string) (sharing.MIGState, error) {
 
 func (idle) Apply(context.Context, string, mig.Step) error { return errors.New("no driver") }
 
-// noKubelet is a kubelet that cannot be asked.
+// noKubelet is a kubelet that does not answer.
 type noKubelet struct{ plugin.Kubelet }
 
 func (noKubelet) Held(context.Context) ([]sharing.Allocation, error) {
@@ -188,7 +187,7 @@ type rig struct {
 	options Options
 	agent   *agent
 	http    http.Handler
-	// wantErr is in the error with which run ends; empty for none. ended is closed then.
+	// wantErr must be in run's error; empty if run succeeds. ended is closed when run returns.
 	wantErr string
 	ended   chan struct{}
 }
@@ -242,7 +241,7 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 	return r
 }
 
-// await waits until the program has reached that.
+// await waits until the condition holds.
 func (r *rig) await(what string, reached func() bool) {
 	r.t.Helper()
 	r.until(what, func() error {
@@ -266,7 +265,7 @@ func (u unreached) Error() string {
 		*r.agent.mps.View(), r.agent.gpuSettings.All(), claims, r.agent.Plugin.Status().Resources)
 }
 
-// until waits until condition returns nil. A program that has ended reaches nothing any more.
+// until waits until condition returns nil. It gives up once the program has ended.
 func (r *rig) until(what string, condition func() error) {
 	r.t.Helper()
 	err := await.Condition(r.ctx.Done(), func() error {
@@ -293,8 +292,7 @@ func pluginTiming() plugin.Timing {
 	}
 }
 
-// endable returns what ends the agent before the test ends. It is for newRig's
-// change.
+// endable returns a function that ends the agent before the test ends. For newRig's change.
 func (r *rig) endable() (end func()) {
 	told := make(chan struct{})
 	r.options.Background = append(r.options.Background, func(ctx context.Context) error {
@@ -322,7 +320,7 @@ func (r *rig) get(path string) (int, string) {
 	return recorder.Code, recorder.Body.String()
 }
 
-// awaitBody waits until the path answers with the code and a body with text.
+// awaitBody waits until the path answers with the code and a body that contains text.
 func (r *rig) awaitBody(path string, code int, text string) {
 	r.t.Helper()
 	r.until(path, func() error {
@@ -405,8 +403,7 @@ func TestStandsByUntilClaimed(t *testing.T) {
 	<-r.node.started
 }
 
-// TestTakesOverBeforeItLists has the last program's fatal error come into the
-// inventory when all else has been planned.
+// TestTakesOverBeforeItLists restores the last program's fatal error after everything else has been planned.
 func TestTakesOverBeforeItLists(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(r *rig) {
@@ -470,8 +467,8 @@ func TestBackgroundFailureEndsRun(t *testing.T) {
 	}
 }
 
-// TestServesToTheLast has a part of the program take its time to end. A successor
-// has to wait for it, so the kubelet is served meanwhile.
+// TestServesToTheLast has a part of the program end slowly. A successor must wait for it, so the kubelet is
+// served meanwhile.
 func TestServesToTheLast(t *testing.T) {
 	t.Parallel()
 	rested := make(chan struct{})
@@ -503,7 +500,7 @@ func TestServesToTheLast(t *testing.T) {
 	r.gone()
 }
 
-// gone waits until the kubelet is not served any more.
+// gone waits until the kubelet is no longer served.
 func (r *rig) gone() {
 	r.t.Helper()
 	if err := r.kubelet.Await(r.ctx, func(k simkubelet.Snapshot) bool { return !k.Resources[gpuResource].Connected }); err != nil {
@@ -511,8 +508,7 @@ func (r *rig) gone() {
 	}
 }
 
-// TestAnswersWhileItDrains: a probe must not end a program that drains, and
-// Kubernetes is told of what it does.
+// TestAnswersWhileItDrains: a draining program still answers probes and reports that it drains.
 func TestAnswersWhileItDrains(t *testing.T) {
 	probe, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -531,7 +527,7 @@ func TestAnswersWhileItDrains(t *testing.T) {
 	r.shows(8)
 	node.slow.Store(true)
 	r.agent.requestPlan()
-	<-node.asked // So that it drains until it is told.
+	<-node.asked // It drains until answer is closed.
 	end()
 	r.awaitBody("/api/v1/status", 200, `"role": "draining"`)
 	for range 10 {
@@ -551,8 +547,7 @@ func TestAnswersWhileItDrains(t *testing.T) {
 	r.gone()
 }
 
-// TestClaimedTooLate has the program end at the moment in which it may serve. It
-// must not register for the time that its other parts take to end.
+// TestClaimedTooLate ends the program just when it may serve. It must not register while its other parts end.
 func TestClaimedTooLate(t *testing.T) {
 	t.Parallel()
 	registered := make(chan bool, 1)
@@ -579,8 +574,8 @@ func TestClaimedTooLate(t *testing.T) {
 	}
 }
 
-// TestDrainIsTheLastPlan has the program end while it decides about a profile. What
-// it decides must not bring the devices back.
+// TestDrainIsTheLastPlan ends the program while it decides about a profile. The decision must not bring the
+// devices back.
 func TestDrainIsTheLastPlan(t *testing.T) {
 	t.Parallel()
 	node := &slowNode{asked: make(chan struct{}), answer: make(chan struct{})}
@@ -604,8 +599,7 @@ func TestDrainIsTheLastPlan(t *testing.T) {
 	}
 }
 
-// slowNode answers, when it is slow, only after it was told to, and says once that
-// it was asked.
+// slowNode, when slow, closes asked at the first question and answers once answer is closed.
 type slowNode struct {
 	fakeNode
 	slow          atomic.Bool

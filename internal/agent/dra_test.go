@@ -27,7 +27,7 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// fakeDRA is an API server that has each offer at once, unless it is told to be slow.
+// fakeDRA is an API server that stores each offer at once, unless it is set to be slow.
 type fakeDRA struct {
 	mu        sync.Mutex
 	offer     []resourceapi.ResourceSlice
@@ -77,7 +77,7 @@ func (f *fakeDRA) set(change func(f *fakeDRA)) {
 	change(f)
 }
 
-// devices are the names that are offered, those with taints marked.
+// devices lists the offered devices, with taints marked.
 func (f *fakeDRA) devices() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -156,8 +156,8 @@ func shareClaim(uid, device string) dra.Claim {
 	return dra.Claim{UID: uid, Namespace: "ns", Name: uid, Results: []dra.Result{{Request: "r", Device: device, ShareID: uid, Shares: 1}}}
 }
 
-// TestPathToDRAAndBack moves a resource from the device plugin to DRA and back under a pod and a
-// claim: neither is disturbed, and each unit follows when it is free.
+// TestPathToDRAAndBack moves a resource from the device plugin to DRA and back while a pod and a claim use it.
+// Neither is disturbed, and each unit moves when it is free.
 func TestPathToDRAAndBack(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{}
@@ -199,8 +199,8 @@ func TestPathToDRAAndBack(t *testing.T) {
 	}
 }
 
-// TestLateClaim has a scheduler give away devices that are the device plugin's again: the plugin
-// gives them up for that claim alone, when no pod has them, and has them back after it.
+// TestLateClaim has a scheduler allocate devices that are the device plugin's again. The plugin gives them up for
+// that claim alone, once no pod has them, and gets them back afterwards.
 func TestLateClaim(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{}
@@ -247,8 +247,8 @@ func (r *rig) must(err error) {
 	}
 }
 
-// TestDRASharingMode changes how units are shared that are DRA's: a claim's device stays listed,
-// and nothing of its GPU can be given beside it.
+// TestDRASharingMode changes the sharing mode of DRA's units: a claim's device stays listed, and no other device
+// of its GPU can be allocated.
 func TestDRASharingMode(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{}
@@ -269,7 +269,7 @@ func TestDRASharingMode(t *testing.T) {
 	r.awaitOffer(f, "gpu-a gpu-b")
 }
 
-// TestDRAFault taints a device while its GPU is faulty, and tells of it who has it.
+// TestDRAFault: a device is tainted while its GPU is faulty, and its claim is reported as unhealthy.
 func TestDRAFault(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{}
@@ -291,7 +291,7 @@ func TestDRAFault(t *testing.T) {
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
 }
 
-// TestDRAOrphans ends claims that are over and of which the kubelet says nothing, and no others.
+// TestDRAOrphans: only claims that are over and that the kubelet no longer has are removed.
 func TestDRAOrphans(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{allocated: map[string][]string{"1": {"gpu-a-ts"}}}
@@ -317,7 +317,7 @@ func TestDRAOrphans(t *testing.T) {
 	})
 }
 
-// TestWithoutDRA holds that a profile's dra section changes nothing where nothing serves it.
+// TestWithoutDRA checks that a profile's dra section changes nothing without --dra.
 func TestWithoutDRA(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(r *rig) { r.startWith(draProfile(4)) })
@@ -325,8 +325,8 @@ func TestWithoutDRA(t *testing.T) {
 	r.awaitBody("/api/v1/status", 200, "was started without --dra")
 }
 
-// TestDRAStorm flips between the device plugin and DRA while pods and claims come and go. A ledger
-// holds that no GPU is given by both at once.
+// TestDRAStorm flips between the device plugin and DRA while pods and claims come and go. A ledger checks that
+// both never allocate the same GPU.
 func TestDRAStorm(t *testing.T) {
 	t.Parallel()
 	steps := repeat.Times(750, 3000)
@@ -335,8 +335,8 @@ func TestDRAStorm(t *testing.T) {
 			t.Parallel()
 			f, random := &fakeDRA{}, rand.New(rand.NewPCG(seed, 2))
 			r := newDRARig(t, f, profile(4), func(r *rig) {
-				// Pods come while lists shrink. The kubelet shows what it has chosen only at the end of
-				// an admission, which must be shorter than RemovalDelay, also on a busy machine.
+				// Pods come while lists shrink. The kubelet shows the chosen devices only at the end of an admission,
+				// so admissions must be shorter than RemovalDelay, also on a busy machine.
 				timing := pluginTiming()
 				timing.RemovalDelay = 2 * time.Second
 				r.options.Plugin = plugin.NewManager(plugin.Options{Dir: r.dir, Kubelet: r.sight, Logger: r.options.Logger, Timing: timing})
@@ -365,12 +365,12 @@ func TestDRAStorm(t *testing.T) {
 						r.must(r.options.DRA.Claims.Unprepare(c))
 						delete(given, uid)
 					} else if offered := strings.Fields(f.devices()); len(offered) > 0 {
-						// The scheduler gives only what has no taint, but may be late.
+						// The scheduler avoids tainted devices, but may be late.
 						c := shareClaim(uid, strings.TrimSuffix(offered[random.IntN(len(offered))], "(leaving)"))
 						if random.IntN(8) == 0 { // Or very late.
 							c = shareClaim(uid, []string{"gpu-a-ts", "gpu-b"}[random.IntN(2)])
 						}
-						// A refused one waits, and is ended without having had anything.
+						// A refused claim waits, and ends without a device.
 						given[uid] = c
 						_ = r.options.DRA.Claims.Prepare(r.ctx, c)
 					}
@@ -425,7 +425,7 @@ func (h noEntry) Prepare(grants sharing.Grants, _ []sharing.GPU) grant.Host {
 	return host
 }
 
-// TestDRAWithoutCDIEntry withholds a unit from claims that no container could be given.
+// TestDRAWithoutCDIEntry: a unit without a CDI entry is withheld from claims.
 func TestDRAWithoutCDIEntry(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{}

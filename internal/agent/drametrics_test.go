@@ -14,8 +14,8 @@ import (
 	"github.com/virgate/virgate/internal/nodemetrics"
 )
 
-// draSeries are the series of a scrape that begin so, without "virgate_", sorted; none of a reason
-// that is 0.
+// draSeries are a scrape's series with these prefixes, without "virgate_", sorted. Reasons with the value 0 are
+// left out.
 func (r *rig) draSeries(prefixes ...string) (series []string) {
 	_, body := r.get("/metrics")
 	for line := range strings.Lines(body) {
@@ -29,8 +29,8 @@ func (r *rig) draSeries(prefixes ...string) (series []string) {
 	return series
 }
 
-// TestDRAMetrics follows a resource from DRA to the device plugin, under a claim and one that is
-// refused: what has which path, who has what, and what the API server has.
+// TestDRAMetrics follows a resource from DRA to the device plugin, with one claim prepared and one refused: the
+// units on each path, the claims, and the published slices.
 func TestDRAMetrics(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{}
@@ -64,7 +64,7 @@ func TestDRAMetrics(t *testing.T) {
 	want(`dra_publish_failures_total 2`, `dra_registered 1`, `dra_slice_writes_total 3`, `dra_slices 1`, `dra_slices_written 1`)
 }
 
-// TestClaimCalls holds that failures are counted by why.
+// TestClaimCalls checks that failures are counted by reason.
 func TestClaimCalls(t *testing.T) {
 	t.Parallel()
 	calls := nodemetrics.NewClaimCalls()

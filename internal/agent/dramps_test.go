@@ -34,8 +34,8 @@ func (r *rig) refuses(c dra.Claim, reason string) {
 	}
 }
 
-// awaitRefused is refuses for a reason that is known a moment after a start: until then the claim
-// is refused for another.
+// awaitRefused is refuses for a reason that applies only a moment after a start. Before, the claim is refused for
+// another reason.
 func (r *rig) awaitRefused(c dra.Claim, reason string) {
 	r.t.Helper()
 	r.await("refused: "+reason, func() bool {
@@ -57,8 +57,8 @@ func (r *rig) prepares(c dra.Claim) {
 	})
 }
 
-// TestDRAMPS offers shares by MPS to claims: no daemon is started while a claim has the GPU in
-// another way, nobody gets a share before it is ready, and it stays until the last share is back.
+// TestDRAMPS offers MPS shares to claims: no daemon starts while a claim has the GPU in another mode, no share is
+// given before the daemon is ready, and the daemon stays until the last share is back.
 func TestDRAMPS(t *testing.T) {
 	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(false)
@@ -70,7 +70,7 @@ func TestDRAMPS(t *testing.T) {
 	r.await("wanted for the free GPU", func() bool { return m.wants() == "GPU-b" })
 	r.awaitOffer(f, "gpu-a-mps4(fault) gpu-a-ts(leaving) gpu-b-mps4(fault)")
 	r.refuses(share, "gpu-b-mps4 is faulty: MPS daemon: it is not started yet")
-	// What the scheduler gave away before it knew, while the daemon is there already.
+	// The scheduler allocated this before it saw the new offer; the daemon is already wanted.
 	late := shareClaim("late", "gpu-b-ts")
 	r.refuses(late, "its MPS daemon is still running")
 	r.must(r.options.DRA.Claims.Unprepare(late))
@@ -98,8 +98,8 @@ func TestDRAMPS(t *testing.T) {
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
 }
 
-// TestDRAMPSLate holds that a claim for shares that left before it came gets them all the same: its
-// unit is given to nobody else, so it would wait for ever.
+// TestDRAMPSLate checks that a claim for shares that are no longer offered is still prepared. Otherwise it would
+// wait forever, as no other claim gets its unit.
 func TestDRAMPSLate(t *testing.T) {
 	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)
@@ -112,7 +112,7 @@ func TestDRAMPSLate(t *testing.T) {
 	r.prepares(shareClaim("next", "gpu-a-ts"))
 }
 
-// TestDRAMPSOtherShares holds that a unit's shares have one size at a time.
+// TestDRAMPSOtherShares checks that all shares of a unit have the same size.
 func TestDRAMPSOtherShares(t *testing.T) {
 	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)
@@ -129,8 +129,8 @@ func TestDRAMPSOtherShares(t *testing.T) {
 	r.prepares(shareClaim("new", "gpu-a-mps10"))
 }
 
-// TestDRAMPSDaemonFails taints the shares of a daemon that does not answer, tells who has them,
-// and lets nobody else have any.
+// TestDRAMPSDaemonFails: if a daemon does not answer, its shares are tainted, their claims are reported as
+// unhealthy, and no other claim gets one.
 func TestDRAMPSDaemonFails(t *testing.T) {
 	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)
@@ -151,8 +151,8 @@ func TestDRAMPSDaemonFails(t *testing.T) {
 	r.prepares(shareClaim("2", "gpu-a-mps4"))
 }
 
-// TestDRAMPSFromPlugin moves shares by MPS from the device plugin to DRA and back: the daemon of a
-// GPU whose sharing mode stays runs on while a pod has a share.
+// TestDRAMPSFromPlugin moves MPS shares from the device plugin to DRA and back. While a pod has a share of a GPU
+// whose sharing mode stays, its daemon keeps running.
 func TestDRAMPSFromPlugin(t *testing.T) {
 	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)
@@ -178,7 +178,7 @@ func TestDRAMPSFromPlugin(t *testing.T) {
 	r.shows(8)
 }
 
-// TestDRAMPSWithout holds that without anything that runs daemons claims are told what is missing.
+// TestDRAMPSWithout checks that without virgate mps, a refused claim names it as the reason.
 func TestDRAMPSWithout(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{}
@@ -190,9 +190,8 @@ func TestDRAMPSWithout(t *testing.T) {
 	r.prepares(shareClaim("1", "gpu-a-ts"))
 }
 
-// TestDRAMPSAfterRestart has a program start on a node where a claim has a share and no daemon
-// runs any more, as after a reboot: the daemon is wanted at once, whoever is said to use the
-// GPU, and until it is there nobody else gets a share.
+// TestDRAMPSAfterRestart starts where a claim has a share but no daemon runs, as after a reboot. The daemon is
+// wanted at once, even if a process uses the GPU, and no other claim gets a share before it is ready.
 func TestDRAMPSAfterRestart(t *testing.T) {
 	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(false)
@@ -210,8 +209,8 @@ func TestDRAMPSAfterRestart(t *testing.T) {
 	r.prepares(shareClaim("2", "gpu-a-mps4"))
 }
 
-// TestUsersByClaims holds that a claim uses its GPU from when it was prepared, before the kubelet
-// shows its pod: its GPU is not released, and no setting of it is changed.
+// TestUsersByClaims checks that a claim counts as a user of its GPU once it is prepared, before the kubelet shows
+// its pod.
 func TestUsersByClaims(t *testing.T) {
 	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)
@@ -226,8 +225,8 @@ func TestUsersByClaims(t *testing.T) {
 	}
 }
 
-// TestDRAMPSStorm flips how GPUs are shared while claims come and go. No daemon is ever wanted for
-// a GPU that a claim has in another way, nor ended while a claim has a share of it.
+// TestDRAMPSStorm changes sharing modes while claims come and go. No daemon is wanted for a GPU that a claim has
+// in another mode, and none is ended while a claim has a share.
 func TestDRAMPSStorm(t *testing.T) {
 	t.Parallel()
 	steps := repeat.Times(375, 1500)

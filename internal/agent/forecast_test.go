@@ -43,7 +43,7 @@ func (l labelled) WithLabel(_, value string) (configs.SelectedProfile, error) {
 	return configs.Config{Profile: profile}.SelectedFrom("fake", value, nil), nil
 }
 
-// foreseen is what the program says, asked again while the machine is too slow for it.
+// foreseen is the program's forecast. It asks again while a busy machine makes it fail.
 func foreseen(t *testing.T, r *rig, value string) (f nodereport.Forecast) {
 	t.Helper()
 	for {
@@ -61,15 +61,14 @@ func foreseen(t *testing.T, r *rig, value string) (f nodereport.Forecast) {
 	}
 }
 
-// shares is a profile with so many shares of each GPU, under that name.
+// shares is a profile with this many shares of each GPU, under that name.
 func shares(replicas int, rename string) sharing.Profile {
 	p := profile(replicas)
 	p.TimeSlicing[0].Rename = rename
 	return p
 }
 
-// TestForecast checks that what a node foresees comes true: at once with its pods, and then
-// without them.
+// TestForecast checks that a node's forecast comes true: first with its pods, then without them.
 func TestForecast(t *testing.T) {
 	t.Parallel()
 	type resources = []nodereport.ForecastResource
@@ -81,7 +80,7 @@ func TestForecast(t *testing.T) {
 		from, to   sharing.Profile
 		pods       []simkubelet.Pod
 		resources  resources
-		// busy has how each unit begins that is in the way: index, pods and reason.
+		// busy has the beginning of each unit in the way: index, pods and reason.
 		busy    []string
 		layouts []nodereport.ForecastLayout
 	}{
@@ -169,8 +168,8 @@ func TestForecast(t *testing.T) {
 	}
 }
 
-// TestForecastOfWhatDoesNotFit checks that a node which would refuse, or have nothing to offer,
-// says why and stays as it is, and that one which cannot say says that.
+// TestForecastOfWhatDoesNotFit checks that a node which would refuse a profile, or offer nothing, gives the
+// reason and changes nothing, and that a node which cannot tell reports that.
 func TestForecastOfWhatDoesNotFit(t *testing.T) {
 	t.Parallel()
 	tooMany := layoutNamed("too-many")
@@ -217,7 +216,7 @@ func TestForecastOfWhatDoesNotFit(t *testing.T) {
 	}
 }
 
-// TestForecastBeforeServing: a program that does not serve the node foresees nothing.
+// TestForecastBeforeServing: a program that does not serve the node gives no forecast.
 func TestForecastBeforeServing(t *testing.T) {
 	t.Parallel()
 	a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{Dir: t.TempDir()}), ConfigSource: fakePolicy{newInput(profile(4), nil)}}))
@@ -228,7 +227,7 @@ func TestForecastBeforeServing(t *testing.T) {
 	}
 }
 
-// heldBy is a kubelet that says who holds what, or fails.
+// heldBy is a kubelet that returns these allocations, or an error.
 type heldBy struct {
 	plugin.Kubelet
 	held []sharing.Allocation
@@ -237,8 +236,8 @@ type heldBy struct {
 
 func (h heldBy) Held(context.Context) ([]sharing.Allocation, error) { return h.held, h.err }
 
-// TestForecastGoesByTheNode: what is released, cannot be granted or is given by claims is not offered,
-// what is known is no news, and what cannot be read is not guessed.
+// TestForecastGoesByTheNode: units that are released, not grantable or on DRA are not offered, known warnings are
+// not repeated, and unreadable state is not guessed.
 func TestForecastGoesByTheNode(t *testing.T) {
 	t.Parallel()
 	withDRA, layout, reset := profile(4), migProfile(layoutNamed("all-balanced")), migProfile(layoutNamed("all-balanced"))
@@ -321,7 +320,7 @@ func TestForecastGoesByTheNode(t *testing.T) {
 	}
 }
 
-// released has the GPUs released, which the plan says.
+// released has the GPUs released and adds the plan's warnings about them.
 func released(a *agent, s *state, gpus ...string) {
 	f := &fakeReleaser{}
 	for _, gpu := range gpus {

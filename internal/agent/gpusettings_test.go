@@ -18,14 +18,14 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// fakeSettings is a driver, and what is kept of it for a restart.
+// fakeSettings is a driver, and the settings kept for a restart.
 type fakeSettings struct {
 	mu      sync.Mutex
 	modes   map[string]sharing.ComputeMode
 	slices  map[string]sharing.TimeSlice
 	binding uint64
 	kept    []gpusettings.ChangedGPU
-	// fail has errors by the name of the call. calls are all that set something.
+	// fail has errors by the name of the call; calls lists calls that set something.
 	fail  map[string]error
 	calls []string
 }
@@ -73,7 +73,7 @@ func (f *fakeSettings) settings() gpusettings.DriverSettings {
 	}
 }
 
-// set fails where nothing of the GPU is kept: a kill now would leave it as it then is.
+// set fails if nothing of the GPU is kept: after a kill now, the setting could not be undone.
 func (f *fakeSettings) set(call, gpu, value string, do func()) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,14 +94,14 @@ func (f *fakeSettings) change(do func()) {
 	do()
 }
 
-// now is the driver's state of a GPU, and how many GPUs are kept.
+// now is the driver's state of a GPU, and the number of GPUs kept.
 func (f *fakeSettings) now(gpu string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return fmt.Sprintf("%s %s %d", f.mode(gpu), f.slices[gpu], len(f.kept))
 }
 
-// told are the settings of a GPU in the status, as "timeSlice short applied".
+// told lists a GPU's settings from the status, as "timeSlice short applied".
 func (r *rig) told(gpu int) string {
 	status := r.agent.view.status(r.ctx)
 	if len(status.GPUs) <= gpu {
@@ -143,14 +143,14 @@ func newSettingsRig(t *testing.T, f *fakeSettings) *rig {
 	})
 }
 
-// TestGPUSettings holds that settings are made while the profile has them, are undone to what
-// they were before when it has not, by a later run too, and are kept before they are made.
+// TestGPUSettings checks that settings are kept before they are applied, stay while the profile has them, and are
+// restored afterwards, also by a later run.
 func TestGPUSettings(t *testing.T) {
 	t.Parallel()
 	f := newFakeSettings()
 	whole, shared := gpus("", "")[0].UUID, gpus("", "")[1].UUID
 	f.modes[whole] = sharing.ProhibitedCompute
-	f.modes[shared] = sharing.ProhibitedCompute // Nobody asks for another one.
+	f.modes[shared] = sharing.ProhibitedCompute // No profile asks for another mode.
 	t.Run("set", func(t *testing.T) {
 		r := newSettingsRig(t, f)
 		r.await("set", func() bool {
@@ -163,7 +163,7 @@ func TestGPUSettings(t *testing.T) {
 	t.Run("after a kill", func(t *testing.T) {
 		r := newSettingsRig(t, f)
 		r.await("set again", func() bool { return r.told(1) == "timeSlice short applied" })
-		// The slice may be lost, and nobody can be asked; the mode is as it should be.
+		// The time slice is set again, as the driver cannot tell whether it was lost; the mode is right.
 		if diff := cmp.Diff([]string{"slice " + shared + " short"}, f.calls); diff != "" {
 			t.Errorf("calls (-want +got):\n%s", diff)
 		}
@@ -193,7 +193,7 @@ func TestGPUSettings(t *testing.T) {
 	})
 }
 
-// TestGPUSettingsUndoneAtTheEnd holds that a program without a successor undoes them.
+// TestGPUSettingsUndoneAtTheEnd checks that a program without a successor restores the settings.
 func TestGPUSettingsUndoneAtTheEnd(t *testing.T) {
 	t.Parallel()
 	f := newFakeSettings()
@@ -213,8 +213,8 @@ func TestGPUSettingsUndoneAtTheEnd(t *testing.T) {
 	})
 }
 
-// TestComputeModeWaitsForTheGPU holds that no pod that runs is in the way of a mode that refuses
-// its next process, while a mode that refuses none waits for nobody.
+// TestComputeModeWaitsForTheGPU checks that an exclusive compute mode waits until no pod uses the GPU, as it
+// would refuse the pod's next process. The default mode does not wait.
 func TestComputeModeWaitsForTheGPU(t *testing.T) {
 	t.Parallel()
 	f := newFakeSettings()
@@ -247,7 +247,7 @@ func TestComputeModeWaitsForTheGPU(t *testing.T) {
 	r.await("undone", func() bool { return f.now(whole) == "default  0" })
 }
 
-// TestTimeSliceOfARecording holds that it is a warning.
+// TestTimeSliceOfARecording checks that a time slice on a recorded node is a warning.
 func TestTimeSliceOfARecording(t *testing.T) {
 	t.Parallel()
 	f := newFakeSettings()
@@ -261,8 +261,7 @@ func TestTimeSliceOfARecording(t *testing.T) {
 	})
 }
 
-// TestGPUSettingsFail holds that what cannot be set is a warning with what is missing, and no
-// reason not to serve.
+// TestGPUSettingsFail checks that a setting that fails is a warning with its cause, and that the GPUs are served.
 func TestGPUSettingsFail(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -287,7 +286,7 @@ func TestGPUSettingsFail(t *testing.T) {
 			if test.call == "save" && len(f.calls) > 0 {
 				t.Errorf("set without being kept: %v", f.calls)
 			}
-			// A failure is not tried again with every look, but with another profile at once.
+			// A failure is not retried at every look, but at once with another profile.
 			f.change(func() { f.fail = map[string]error{} })
 			r.policy.set(settingProfile(sharing.DefaultComputeMode, sharing.LongTimeSlice), nil)
 			r.await("no warning", func() bool {

@@ -18,15 +18,15 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// ask is what the agent answers.
+// ask returns the agent's answer.
 func ask(a *agent, method, path string) *httptest.ResponseRecorder {
 	recorder := httptest.NewRecorder()
 	a.web.Handler().ServeHTTP(recorder, httptest.NewRequest(method, path, nil))
 	return recorder
 }
 
-// readable fails when one of the three that read everything cannot be read. It
-// returns the number of series with the label pod.
+// readable fails if one of the three full outputs cannot be read. It returns the number of series with the label
+// pod.
 func readable(t *testing.T, a *agent) (pods int) {
 	t.Helper()
 	scrape := ask(a, http.MethodGet, "/metrics")
@@ -70,8 +70,7 @@ func TestHostileNames(t *testing.T) {
 	if pods := readable(t, w.agent); pods != 7 {
 		t.Errorf("%d devices shown as held, want 7", pods)
 	}
-	// Two of the names look the same when what is not UTF-8 is replaced: one of
-	// them is lost, and nothing else.
+	// Two of the names look the same once invalid UTF-8 is replaced: one of them is lost, nothing else.
 	text := ask(w.agent, http.MethodGet, "/metrics").Body.String()
 	for name, want := range map[string]int{"virgate_unit_sharers": 1, "virgate_container_processes": 6} {
 		if got := strings.Count(text, "\n"+name+"{"); got != want {
@@ -83,7 +82,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// TestReadableInEveryRole checks that an operator can look at any time.
+// TestReadableInEveryRole checks that the outputs can be read in every role.
 func TestReadableInEveryRole(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -133,8 +132,7 @@ func TestReadableWhileItChanges(t *testing.T) {
 	readers.Wait()
 }
 
-// FuzzHTTP checks that any request is answered, with a code that is known, and
-// that none but GET and HEAD finds anything.
+// FuzzHTTP checks that every request gets a known status code, and that only GET and HEAD get 200.
 func FuzzHTTP(f *testing.F) {
 	for _, request := range []string{
 		"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "GET /status HTTP/1.0\r\n\r\n", "HEAD /metrics HTTP/1.1\r\nHost: x\r\nAccept-Encoding: gzip, zstd\r\n\r\n",

@@ -20,7 +20,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// listening tells where HTTP is served, by what the log says of it.
+// listening learns the HTTP addresses from the log.
 type listening struct {
 	slog.Handler
 	addresses map[string]chan string
@@ -42,7 +42,7 @@ func (l listening) Handle(_ context.Context, record slog.Record) error {
 	return nil
 }
 
-// await is the address, once it is told.
+// await waits for the address in this log message.
 func (l listening) await(t *testing.T, message string) net.Addr {
 	t.Helper()
 	address, err := net.ResolveTCPAddr("tcp", <-l.addresses[message])
@@ -52,8 +52,8 @@ func (l listening) await(t *testing.T, message string) net.Addr {
 	return address
 }
 
-// TestListensWhenServing has a program stand by beside one that has its address and its
-// control socket: it takes them when it serves, and its probes are answered from the start.
+// TestListensWhenServing has a standby beside a program with the same address and control socket. It takes both
+// over when it serves; its probes are answered from the start.
 func TestListensWhenServing(t *testing.T) {
 	t.Parallel()
 	claimed, standing, controlled := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -79,7 +79,7 @@ func TestListensWhenServing(t *testing.T) {
 	})
 	<-standing
 	health := log.await(t, "health listens").String()
-	for range 3 { // What was started before the answers would have come to listen.
+	for range 3 { // A listener that was wrongly started would by now be in the log.
 		if code, body := answer(t, "http://"+health+"/readyz"); code != http.StatusOK {
 			t.Fatalf("standing by, it is not ready: %d %s", code, body)
 		}
@@ -113,7 +113,7 @@ func answer(t *testing.T, url string) (int, string) {
 	return response.StatusCode, string(body)
 }
 
-// taken has an address that another program has until it is closed.
+// taken listens on an address, as another program would, until it is closed.
 func taken(t *testing.T) net.Listener {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -124,8 +124,8 @@ func taken(t *testing.T) net.Listener {
 	return listener
 }
 
-// TestListenAddressInUse has both addresses taken at the start: the GPUs are served all the
-// same, Kubernetes is told why HTTP is not, and it is as soon as an address is free.
+// TestListenAddressInUse starts with both addresses taken: the GPUs are served, the report gives the reason, and
+// HTTP is served as soon as an address is free.
 func TestListenAddressInUse(t *testing.T) {
 	main, health := taken(t), taken(t)
 	reporter, log := newFakeReporter(), newListening()
@@ -156,7 +156,7 @@ func TestListenAddressInUse(t *testing.T) {
 	r.shows(10)
 }
 
-// TestOneAddressTwice checks that the second use of it is told, and ends nothing.
+// TestOneAddressTwice checks that using an address twice is reported, and does not end the program.
 func TestOneAddressTwice(t *testing.T) {
 	probe := taken(t)
 	_ = probe.Close()
@@ -169,7 +169,7 @@ func TestOneAddressTwice(t *testing.T) {
 	reporter.await(t, "one of them", func(n nodereport.Report) bool { return strings.Count(n.Message, "address already in use") == 1 })
 }
 
-// TestNoAddress: what cannot be an address is a mistake, and waiting does not mend it.
+// TestNoAddress: an invalid address is an error, as waiting does not help.
 func TestNoAddress(t *testing.T) {
 	t.Parallel()
 	for what, options := range map[string]Options{
@@ -243,8 +243,8 @@ func TestNotReadyBeforeTheClaim(t *testing.T) {
 	r.awaitBody("/readyz", 503, "not serving yet")
 }
 
-// TestReadyWhileANewNameWaits renames a resource whose only unit a pod holds:
-// the new name has nothing to serve, and nothing is wrong.
+// TestReadyWhileANewNameWaits renames a resource while a pod holds its only unit. The new name has no devices
+// yet, and the node is ready.
 func TestReadyWhileANewNameWaits(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(r *rig) { r.node = fakeNode{newInput(gpus(""), nil)}; r.options.Node = r.node })
@@ -264,7 +264,7 @@ func TestReadyWhileANewNameWaits(t *testing.T) {
 	r.awaitBody("/metrics", 200, "virgate_kubelet_state_known 1")
 }
 
-// fakeHealth is one GPU with a fatal error, and a monitor that hears nothing.
+// fakeHealth has one GPU with a fatal error, and its monitor gets no events.
 type fakeHealth struct{}
 
 func (fakeHealth) Health() sharing.HealthReport {
@@ -282,8 +282,7 @@ func TestHealthMetrics(t *testing.T) {
 	r.awaitBody("/readyz", 200, "ok") // Degraded is not unready.
 }
 
-// TestOnProfile checks that it is called with each profile that comes into force,
-// once, and with no other.
+// TestOnProfile checks that OnProfile is called once for each profile that comes into force, and for no other.
 func TestOnProfile(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -309,8 +308,7 @@ func TestOnProfile(t *testing.T) {
 	}
 }
 
-// TestTakesOverBeforeServing checks that what the last program left is in the
-// first list already.
+// TestTakesOverBeforeServing checks that a fault from the last run is already in the first list.
 func TestTakesOverBeforeServing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(r *rig) {

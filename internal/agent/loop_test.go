@@ -20,8 +20,8 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// fakeLastKnownGood has the profile of a last run, replaces it as the real one does, and remembers
-// what it was to keep.
+// fakeLastKnownGood has the last run's profile, replaces it like the real one, and records the profiles it was
+// asked to keep.
 type fakeLastKnownGood struct {
 	mu   sync.Mutex
 	last *configs.SelectedProfile
@@ -97,8 +97,7 @@ func TestLastRunsProfileServes(t *testing.T) {
 	}
 }
 
-// byGPUs chooses the profile by a rule that asks for the GPUs; until they are known, it is the
-// default.
+// byGPUs chooses the profile by a rule about the GPUs; until they are known, the default.
 type byGPUs struct {
 	fakePolicy
 	node fakeNode
@@ -114,7 +113,7 @@ func (p byGPUs) Profile() (configs.SelectedProfile, error) {
 	return selected, err
 }
 
-// beforeWatch is a Node whose driver is opened only after the call.
+// beforeWatch is a Node that calls a function before its driver is opened.
 type beforeWatch struct {
 	fakeNode
 	call func()
@@ -125,8 +124,8 @@ func (n beforeWatch) Watch(ctx context.Context, changed func()) error {
 	return n.fakeNode.Watch(ctx, changed)
 }
 
-// TestFirstScanHasTheLastRunsRules: where rules ask for the GPUs, the profile of the last run, and
-// not the default, says how the first scan is judged.
+// TestFirstScanHasTheLastRunsRules: if rules depend on the GPUs, the last run's profile, not the default, sets
+// the health rules of the first scan.
 func TestFirstScanHasTheLastRunsRules(t *testing.T) {
 	t.Parallel()
 	last := configs.Config{Profile: profile(3)}.SelectedFrom("ConfigMap gpu/profiles", "a", nil)
@@ -168,9 +167,8 @@ func TestFirstScanHasTheLastRunsRules(t *testing.T) {
 	}
 }
 
-// A program that stands by has rejected the profile before it may serve, and
-// nothing changes when it may. Found by test/soak. With GPUs that it may partition, it
-// has to know what it serves before it registers.
+// A standby rejects the profile before it may serve, and nothing changes when it may. Found by test/soak. If it
+// may partition GPUs, it must know what it serves before it registers.
 func TestLastRunsProfileServesAfterStandby(t *testing.T) {
 	t.Parallel()
 	last := configs.Config{Profile: profile(3)}.SelectedFrom("ConfigMap gpu/profiles", "a", nil)
@@ -202,8 +200,8 @@ func TestLastRunsProfileServesAfterStandby(t *testing.T) {
 	}
 }
 
-// A profile that wants longer lists of this node's GPUs than the kubelet takes is rejected, from
-// the start too, and one that only fits few GPUs is served on this node.
+// A profile with longer lists for this node's GPUs than the kubelet accepts is rejected, also at the start,
+// and a profile that fits is served afterwards.
 func TestProfileWithTooLongLists(t *testing.T) {
 	t.Parallel()
 	const most = sharing.MaxDevices / 2 // There are two GPUs.
@@ -231,9 +229,9 @@ func TestProfileWithTooLongLists(t *testing.T) {
 	}
 }
 
-// TestTooLongListsAfterRestart starts with a profile that this node's GPUs rule out while they
-// cannot be read yet: the last run's profile is kept and served, and the wanted one stays rejected,
-// also where it is that of the last run.
+// TestTooLongListsAfterRestart starts with a profile that has too many devices for this node, while the GPUs
+// cannot be read yet. The last run's profile is kept and served, and the wanted one stays rejected, even if both
+// are the same.
 func TestTooLongListsAfterRestart(t *testing.T) {
 	t.Parallel()
 	const tooMany = sharing.MaxDevices/2 + 1
@@ -267,9 +265,8 @@ func TestTooLongListsAfterRestart(t *testing.T) {
 	}
 }
 
-// A profile that was good while the program stood by is the last good one, and
-// is kept although the wanted one is bad by the time the program serves. Found by
-// test/soak.
+// A profile that was good while the program stood by is the last good one. It is kept, although the wanted one is
+// bad by the time the program serves. Found by test/soak.
 func TestKeepsWhatWasGoodWhileItStoodBy(t *testing.T) {
 	t.Parallel()
 	keeper, claimed := &fakeLastKnownGood{}, make(chan struct{})
@@ -297,7 +294,7 @@ func TestKeepsWhatWasGoodWhileItStoodBy(t *testing.T) {
 	}
 }
 
-// fakeHost answers what the test sets, and counts the questions.
+// fakeHost returns what the test sets, and counts calls.
 type fakeHost struct {
 	*input[grant.Host]
 	prepared *atomic.Int64
@@ -319,8 +316,7 @@ func withheld(units ...string) grant.Host {
 	return host
 }
 
-// TestObstaclesWithhold checks that nothing is advertised ready until the host
-// has what a grant names, and that it is taken back when the host loses it.
+// TestObstaclesWithhold checks that a device is Healthy only while the host has everything that a grant names.
 func TestObstaclesWithhold(t *testing.T) {
 	t.Parallel()
 	host := newFakeHost(withheld("GPU-a", "GPU-b"))
@@ -338,8 +334,7 @@ func TestObstaclesWithhold(t *testing.T) {
 	r.shows(4)
 }
 
-// TestHostReachesGrants checks that a grant has what the host got ready for it,
-// also when only that has changed.
+// TestHostReachesGrants checks that a grant includes what the host prepared, even if nothing else has changed.
 func TestHostReachesGrants(t *testing.T) {
 	t.Parallel()
 	nodes := map[string][]string{"GPU-a": {"/dev/nvidia0"}, "GPU-b": {"/dev/nvidia1"}}
@@ -370,7 +365,7 @@ func TestHostReachesGrants(t *testing.T) {
 	}
 	host.set(grant.Host{Nodes: nodes, ControlNodes: []string{"/dev/nvidiactl"}}, nil)
 	r.agent.planNow(r.ctx)
-	// The manager takes the new view up by itself; nothing shows that it has.
+	// The manager takes up the new host by itself, without a sign.
 	for name := "p"; ; name += "p" {
 		if got := granted(name); len(got) == 2 && got[0] == "/dev/nvidiactl" {
 			return
@@ -407,8 +402,7 @@ func TestStandbyLeavesTheHostAlone(t *testing.T) {
 	}
 }
 
-// TestFirstListIsPrepared checks that the kubelet never sees a unit Healthy that
-// could not be granted from the start.
+// TestFirstListIsPrepared checks that a unit is Healthy for the kubelet only once it can be granted.
 func TestFirstListIsPrepared(t *testing.T) {
 	t.Parallel()
 	host := newFakeHost(withheld("GPU-a"))

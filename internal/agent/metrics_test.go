@@ -30,10 +30,10 @@ const (
 	tableEnds       = "<!-- end of the table -->\n"
 )
 
-// family is what a descriptor says of a metric.
+// family is a metric's descriptor, parsed.
 type family struct{ name, help, labels string }
 
-// kind follows from the name, as Prometheus's rules have it.
+// kind follows from the name, by Prometheus's naming rules.
 func (f family) kind() string {
 	switch {
 	case strings.HasSuffix(f.name, "_total"):
@@ -45,8 +45,7 @@ func (f family) kind() string {
 	}
 }
 
-// families are all that a scrape may have, by name. A descriptor shows what it
-// has only as text.
+// families are all possible metrics of a scrape, parsed from the text of their descriptors.
 func families(t *testing.T, collector prometheus.Collector) []family {
 	t.Helper()
 	form := regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"),.* constLabels: \{.*\}, variableLabels: \{(.*)\}\}$`)
@@ -89,7 +88,7 @@ func complete(t *testing.T) *watch {
 	return w
 }
 
-// eventful is a node that has had one of everything.
+// eventful is a node with one of each event.
 type eventful struct{}
 
 func (eventful) Health() sharing.HealthReport {
@@ -161,9 +160,8 @@ func TestMetricsAreSent(t *testing.T) {
 	}
 }
 
-// TestMetricsAreWhatTheDocumentSays checks that a scrape has no other families,
-// of the types that follow from their names, and that Prometheus's linter finds
-// nothing wrong.
+// TestMetricsAreWhatTheDocumentSays checks that a scrape has no undocumented families, that types follow from
+// their names, and that Prometheus's linter finds nothing.
 func TestMetricsAreWhatTheDocumentSays(t *testing.T) {
 	t.Parallel()
 	w := complete(t)

@@ -22,15 +22,14 @@ import (
 	"github.com/virgate/virgate/test/shortdir"
 )
 
-// migRig is the whole program but for its command line, between a simulated
-// driver and a simulated kubelet. The kubelet ends the test with an error for
-// each breach of the contract, such as a Healthy device that leaves a list.
+// migRig is the whole program without its command line, between a simulated driver and a simulated kubelet. The
+// kubelet reports each breach of the contract, such as a Healthy device that leaves a list.
 type migRig struct {
 	*rig
 	sim    *simnode.Node
 	policy fakePolicy
 	seen   *seeing
-	// managing is what its plugin manager was made of.
+	// managing holds the options of its plugin manager.
 	managing plugin.Options
 }
 
@@ -83,7 +82,7 @@ func migProfile(wanted sharing.MIGConfig) sharing.Profile {
 
 func (c *migRig) want(layout string) { c.policy.set(migProfile(layoutNamed(layout)), nil) }
 
-// awaitLayout waits until the GPU has come so far with the layout.
+// awaitLayout waits until the GPU's layout is in this state.
 func (c *migRig) awaitLayout(name string, state nodereport.LayoutState) {
 	c.t.Helper()
 	c.awaitLayouts(name+" "+string(state), func(l nodereport.GPULayout) bool { return l.Wanted == name && l.State == state })
@@ -118,9 +117,8 @@ const (
 	threeG = "nvidia.com/mig-3g.40gb"
 )
 
-// TestMIGChangeUnderLoad checks that pods on kept partitions keep them while the rest
-// of the GPU is partitioned to and fro, with admissions going on all the time, and
-// that the layout is complete when nothing is in the way any more.
+// TestMIGChangeUnderLoad checks that pods on kept partitions keep them while the rest of the GPU is repartitioned
+// back and forth under constant admissions, and that the layout is complete once nothing is in the way.
 func TestMIGChangeUnderLoad(t *testing.T) {
 	t.Parallel()
 	c := newMIGRig(t, "h100", layoutNamed("all-1g.10gb"))
@@ -137,7 +135,7 @@ func TestMIGChangeUnderLoad(t *testing.T) {
 		admissions.Go(func() {
 			for n := 0; storm.Err() == nil; n++ {
 				pod := migPod(fmt.Sprintf("storm-%d-%s", n, resource[len(resource)-7:len(resource)-5]), resource, 1)
-				// Being turned away is what happens to pods when a GPU is repartitioned.
+				// Pods may be rejected while a GPU is repartitioned.
 				_, _ = c.kubelet.AddPod(storm, pod)
 				_ = c.kubelet.DeletePod(pod.Namespace, pod.Name)
 			}
@@ -167,9 +165,8 @@ func TestMIGChangeUnderLoad(t *testing.T) {
 	}
 }
 
-// TestFirstStart checks that the kubelet is never told of a whole GPU that is to
-// be partitioned, also when it has just begun and has no checkpoint yet: a pod that waits
-// for a GPU would take it, and keep the layout waiting.
+// TestFirstStart checks that the kubelet never sees a whole GPU that is to be partitioned, even if the kubelet
+// has just started without a checkpoint. A waiting pod would take the GPU and block the layout.
 func TestFirstStart(t *testing.T) {
 	t.Parallel()
 	c := newMIGRig(t, "h100", layoutNamed("all-balanced"))
@@ -200,9 +197,8 @@ func (s *memoryStore) WriteOrForget(_ string, value any) error {
 	return nil
 }
 
-// TestEndsInTheMiddle checks that a program which is told to end while a step is
-// with a slow driver ends before the driver answers, whichever step that is, and that the one that
-// stood by finishes the change before it registers. The pod keeps its partition.
+// TestEndsInTheMiddle ends the program while a slow driver works on a step. It ends before the driver answers, at
+// any step, and the standby finishes the change before it registers. The pod keeps its partition.
 func TestEndsInTheMiddle(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{
@@ -271,8 +267,7 @@ func find(partitions []sharing.Partition, uuid string) (sharing.Partition, bool)
 	return sharing.Partition{}, false
 }
 
-// serveUntil runs another program on the rig's node, with a policy of its own.
-// end ends it and returns when it has.
+// serveUntil runs another program on the rig's node, with its own policy. end stops it and waits.
 func (c *migRig) serveUntil(t *testing.T, journal migchange.Store) (program *agent, follow fakePolicy, end func()) {
 	t.Helper()
 	library := nvml.WithDeadlines(c.sim, nvml.Limits{})
@@ -299,9 +294,8 @@ func (c *migRig) serveUntil(t *testing.T, journal migchange.Store) (program *age
 	return program, follow, end
 }
 
-// TestKubeletRestarts restarts the kubelet while devices are being withdrawn,
-// while the GPU is between two layouts, and while a pod is waited for. The pod
-// that stays keeps its partition, and the layout is complete in the end.
+// TestKubeletRestarts restarts the kubelet while devices are being withdrawn, between two layouts, and while a
+// pod is waited for. The pod that stays keeps its partition, and the layout is complete in the end.
 func TestKubeletRestarts(t *testing.T) {
 	t.Parallel()
 	phases := map[string]func(nodereport.GPULayout) bool{

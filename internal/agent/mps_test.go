@@ -17,11 +17,11 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// fakeMPS is a virgate mps. It does what a test says, or with auto what is wanted, at once.
+// fakeMPS is a virgate mps. It does what the test sets, or with auto starts what is wanted at once.
 type fakeMPS struct {
 	mu        sync.Mutex
 	auto, off bool
-	// closed is what it was last told to keep closed, and slow says that it does not do so yet.
+	// closed is what it was last asked to keep closed; slow: it does not do so yet.
 	closed  map[string]int
 	slow    bool
 	states  map[string]nodereport.MPSState
@@ -107,7 +107,7 @@ func (f *fakeMPS) change(do func()) {
 	}
 }
 
-// tell sets a daemon's phase; without one, there is none any more.
+// tell sets a daemon's phase; an empty phase removes the daemon.
 func (f *fakeMPS) tell(unit string, phase nodereport.MPSPhase, reason string) {
 	f.change(func() {
 		if f.states[unit] = (nodereport.MPSState{ID: unit, Phase: phase, Reason: reason}); phase == "" {
@@ -116,7 +116,7 @@ func (f *fakeMPS) tell(unit string, phase nodereport.MPSPhase, reason string) {
 	})
 }
 
-// told are all wishes so far.
+// told lists all requests so far.
 func (f *fakeMPS) told() [][]string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -149,7 +149,7 @@ func mpsProfile(shares int) sharing.Profile {
 	return p
 }
 
-// reason is why the unit is not granted as it is planned; empty if it is.
+// reason is why the unit is not granted as planned; empty if it is.
 func (r *rig) reason(unit string) string {
 	for _, resource := range r.agent.state.Load().plan.Resources {
 		for _, u := range resource.Units {
@@ -176,10 +176,9 @@ func (r *rig) deletePod(name string) {
 	}
 }
 
-// TestMPSSwitch switches between time-slicing and MPS under one name and with as many replicas:
-// no daemon is started while a pod has a time slice, nobody gets a share before it is ready, and
-// nobody gets a time slice before it is gone. The simulated kubelet sees to it that no unit can be
-// had in two ways.
+// TestMPSSwitch switches between time-slicing and MPS under one name and with as many replicas: no daemon starts
+// while a pod has a time slice, no share is given before the daemon is ready, and no time slice before it is
+// gone. The simulated kubelet checks that no unit is held in two modes.
 func TestMPSSwitch(t *testing.T) {
 	t.Parallel()
 	f := newFakeMPS(false)
@@ -228,7 +227,7 @@ func TestMPSSwitch(t *testing.T) {
 	}
 }
 
-// TestMPSOtherShares holds that a unit's shares have one size at a time.
+// TestMPSOtherShares checks that all shares of a unit have the same size.
 func TestMPSOtherShares(t *testing.T) {
 	t.Parallel()
 	f := newFakeMPS(true)
@@ -258,8 +257,8 @@ func TestMPSOtherShares(t *testing.T) {
 	}
 }
 
-// TestMPSDaemonFails holds that the shares of a daemon that does not answer are Unhealthy, with
-// the reason, those of the other are not, and that they come back.
+// TestMPSDaemonFails checks that if a daemon does not answer, its shares are Unhealthy with the reason until it
+// does, and the other daemon's are not.
 func TestMPSDaemonFails(t *testing.T) {
 	t.Parallel()
 	f := newFakeMPS(true)
@@ -281,7 +280,7 @@ func TestMPSDaemonFails(t *testing.T) {
 	r.await("a warning", func() bool {
 		return slices.Contains(r.agent.view.status(r.ctx).Warnings, decide.MPSUnanswered) && r.reason(a) == "MPS daemon: "+decide.MPSUnanswered
 	})
-	// Nobody knows whether it has ended.
+	// It is not known whether the daemon has ended.
 	r.policy.set(profile(4), nil)
 	r.await("withheld", func() bool { return r.reason(a) == "its MPS daemon is still running" })
 	r.shows(0)
@@ -289,7 +288,7 @@ func TestMPSDaemonFails(t *testing.T) {
 	r.shows(8)
 }
 
-// TestMPSWithout holds that without anything that runs daemons the plan says what is missing.
+// TestMPSWithout checks that without virgate mps, the plan says what is missing.
 func TestMPSWithout(t *testing.T) {
 	t.Parallel()
 	r := newMPSRig(t, nil, mpsProfile(4), nil)
@@ -299,8 +298,8 @@ func TestMPSWithout(t *testing.T) {
 	r.shows(0)
 }
 
-// TestMPSWaitsForTheGPU holds that no daemon is started for a GPU on which a stranger computes, or
-// whose compute mode is still another profile's.
+// TestMPSWaitsForTheGPU checks that no daemon starts while another process uses the GPU, or before the compute
+// mode of the previous profile is restored.
 func TestMPSWaitsForTheGPU(t *testing.T) {
 	t.Parallel()
 	f, settings := newFakeMPS(true), newFakeSettings()
@@ -334,8 +333,8 @@ func TestMPSWaitsForTheGPU(t *testing.T) {
 	r.await("wanted", func() bool { return f.wants() == b })
 }
 
-// TestMPSRestart holds that a restart leaves the daemons and their shares alone: the first that is
-// wanted is what was wanted before, and no share is Unhealthy for a moment.
+// TestMPSRestart checks that a restart leaves daemons and shares alone: the first request has the same daemons as
+// before, and no share is Unhealthy for a moment.
 func TestMPSRestart(t *testing.T) {
 	t.Parallel()
 	f := newFakeMPS(true)

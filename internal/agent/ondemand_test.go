@@ -36,7 +36,7 @@ func newOnDemandRig(t *testing.T, node string, adjust ...func(*Options)) *onDema
 	return newOnDemandRigOn(t, node, onDemandProfile(), &fakeDRA{}, &memory{}, adjust...)
 }
 
-// newOnDemandRigOn has what a program before it has written, under that profile and API server.
+// newOnDemandRigOn starts with the store of an earlier run, under this profile and API server.
 func newOnDemandRigOn(t *testing.T, node string, profile sharing.Profile, api *fakeDRA, store *memory, adjust ...func(*Options)) *onDemandRig {
 	o := &onDemandRig{api: api}
 	o.migRig = newTimedMIGRig(t, node, profile, pluginTiming(), append(adjust, func(options *Options) {
@@ -83,7 +83,7 @@ func (o *onDemandRig) scan() []sharing.GPU {
 	return gpus
 }
 
-// at is the UUID of the partition that is at the device's place; "" for none.
+// at is the UUID of the partition at the device's place; "" without one.
 func (o *onDemandRig) at(device string) string {
 	for id, place := range dra.Places(o.scan()) {
 		if place.Name == device {
@@ -117,9 +117,9 @@ func (o *onDemandRig) refuses(c dra.Claim, want string) {
 	}
 }
 
-// TestPartitionsOnDemand has claims divide a GPU: what one has is made, stays when it is over,
-// goes when another claim needs the room, and nothing that a claim has is touched or given twice.
-// What is offered stays the same.
+// TestPartitionsOnDemand: claims divide a GPU. A claim's partition is created, stays after the claim, and is
+// removed when another claim needs the room. No claim's partition is touched or given twice, and the offer stays
+// the same.
 func TestPartitionsOnDemand(t *testing.T) {
 	t.Parallel()
 	o := newOnDemandRig(t, "h100")
@@ -155,7 +155,7 @@ func TestPartitionsOnDemand(t *testing.T) {
 	}
 	// For a moment, a GPU whose MIG mode changes may seem faulty.
 	o.await("offered as before", func() bool { return o.api.devices() == offered })
-	// Only a scheduler that has not heard of something gives what follows.
+	// The scheduler does this only if its view is out of date.
 	o.refuses(first, "claim ns/whole has "+whole)
 	o.unprepare(exclusiveClaim("whole", whole))
 	o.prepare(first)
@@ -173,7 +173,7 @@ func TestPartitionsOnDemand(t *testing.T) {
 	}
 }
 
-// TestOnDemandAfterRestart holds that a program which starts offers at once what the last one did.
+// TestOnDemandAfterRestart checks that a program offers at once what the last run offered.
 func TestOnDemandAfterRestart(t *testing.T) {
 	t.Parallel()
 	whole := wholeGPU(t, "h100+all-balanced")
@@ -191,8 +191,8 @@ func TestOnDemandAfterRestart(t *testing.T) {
 	o.prepare(exclusiveClaim("large", whole+"-3g40gb-4"))
 }
 
-// TestOnDemandAfterReboot has a node come back without its partitions: each claim's pod gets its
-// own made again, in whatever order they come, and the kubelet shows all their claims at once.
+// TestOnDemandAfterReboot: a node comes back without its partitions. Each claim's own partition is created again,
+// in any order of the pods, while the kubelet shows all claims at once.
 func TestOnDemandAfterReboot(t *testing.T) {
 	t.Parallel()
 	whole := wholeGPU(t, "h100")
@@ -214,9 +214,9 @@ func TestOnDemandAfterReboot(t *testing.T) {
 	o.refuses(exclusiveClaim("other", whole+"-4g40gb-0"), "no room")
 }
 
-// TestLateClaimOnDemand leads a GPU that is divided on demand to the device plugin while claims
-// have been given parts of it that are not made yet: these are made, one after the other, the plugin
-// waits for their ends, and nothing else of the GPU is offered to claims.
+// TestLateClaimOnDemand moves a GPU divided on demand to the device plugin while claims have parts that do not
+// exist yet. These are created one after another, the plugin waits for their ends, and no other part is offered
+// to claims.
 func TestLateClaimOnDemand(t *testing.T) {
 	t.Parallel()
 	o := newOnDemandRig(t, "h100")
@@ -243,14 +243,13 @@ func TestLateClaimOnDemand(t *testing.T) {
 	o.api.set(func(f *fakeDRA) { f.allocated = nil })
 	o.awaitAllocatable(oneG, 1)
 	o.await("the device plugin's", func() bool { return len(o.claims.View().Paths) == 0 })
-	// Later than that, nothing is made: the profile does not say so any more.
+	// After that, nothing is created: the profile no longer has it.
 	o.refuses(exclusiveClaim("later", large), "the node has no "+large+" now")
 	o.unprepare(exclusiveClaim("later", large))
 }
 
-// TestLateClaimAfterRestart has a program begin when the profile does not have GPUs divided on demand
-// any more, and claims have parts of one that are not there: given just before, or gone since a
-// reboot.
+// TestLateClaimAfterRestart starts the program when the profile no longer divides GPUs on demand, but claims have
+// parts that do not exist: just allocated, or gone since a reboot.
 func TestLateClaimAfterRestart(t *testing.T) {
 	t.Parallel()
 	whole := wholeGPU(t, "h100")
@@ -296,8 +295,8 @@ func TestLateClaimAfterRestart(t *testing.T) {
 	}
 }
 
-// TestLeavesAfterTheChange holds that a GPU is not the device plugin's while a partition of it is
-// still being made for a claim that has ended.
+// TestLeavesAfterTheChange checks that the device plugin does not get a GPU while a partition for an ended claim
+// is still being created.
 func TestLeavesAfterTheChange(t *testing.T) {
 	t.Parallel()
 	o := newOnDemandRig(t, "h100")
@@ -329,7 +328,7 @@ func TestLeavesAfterTheChange(t *testing.T) {
 	o.await("the device plugin's", func() bool { return len(o.claims.View().Paths) == 0 })
 }
 
-// TestOnDemandSparesWhatIsUsed leaves a partition alone that a process uses and no claim has.
+// TestOnDemandSparesWhatIsUsed: a partition that a process uses, without a claim, is left alone.
 func TestOnDemandSparesWhatIsUsed(t *testing.T) {
 	t.Parallel()
 	o := newOnDemandRig(t, "h100")
@@ -349,8 +348,8 @@ func TestOnDemandSparesWhatIsUsed(t *testing.T) {
 	}
 }
 
-// TestOnDemandAfterErrors has each call fail once: the claim is refused, the GPU is as it was, and
-// the kubelet's next try gets the partition.
+// TestOnDemandAfterErrors has each call fail once: the claim is refused, and the kubelet's next try gets the
+// partition.
 func TestOnDemandAfterErrors(t *testing.T) {
 	t.Parallel()
 	for _, call := range []string{"DeviceSetMigMode", "ComputeInstanceDestroy", "GpuInstanceDestroy", "DeviceCreateGpuInstanceWithPlacement", "GpuInstanceCreateComputeInstance"} {
@@ -376,8 +375,8 @@ func TestOnDemandAfterErrors(t *testing.T) {
 	}
 }
 
-// TestOnDemandUnderPods leads a divided GPU to DRA under a pod: until the pod has ended, claims get
-// the partitions that are there and free; after that, any.
+// TestOnDemandUnderPods moves a divided GPU to DRA while a pod uses it. Until the pod has ended, claims get only
+// existing, free partitions; afterwards, any.
 func TestOnDemandUnderPods(t *testing.T) {
 	t.Parallel()
 	o := newOnDemandRig(t, "h100+all-1g.10gb")
@@ -403,7 +402,7 @@ func TestOnDemandUnderPods(t *testing.T) {
 	if offered := strings.Fields(o.api.devices()); len(offered) != 6 {
 		t.Errorf("offered %v", offered)
 	}
-	// The GPU as a whole was on its way to DRA, and no profile has it any more.
+	// The whole GPU was moving to DRA, but no profile has it any more.
 	o.policy.set(byPlugin, nil)
 	o.awaitAllocatable(oneG, 6)
 	o.policy.set(onDemandProfile(), nil)
@@ -415,8 +414,8 @@ func TestOnDemandUnderPods(t *testing.T) {
 	}
 }
 
-// TestOnDemandStorm has claims come and go on two GPUs, several at a time. A ledger holds that
-// what a claim has is there for as long as it has it, and overlaps nothing.
+// TestOnDemandStorm: claims come and go on two GPUs, several at a time. A ledger checks that a claim's partition
+// exists as long as the claim, and overlaps no other.
 func TestOnDemandStorm(t *testing.T) {
 	t.Parallel()
 	steps := repeat.Times(20, 60)

@@ -44,8 +44,8 @@ func resettable(t *testing.T, f *fakeReleaser) *pausable {
 	return p
 }
 
-// TestPauseOnAFullDisk holds that a state file that cannot be written keeps no GPU offered in a pause, and that the
-// releases are kept once it can be.
+// TestPauseOnAFullDisk checks that a pause releases all GPUs even if the state file cannot be written, and that
+// the releases are kept once it can.
 func TestPauseOnAFullDisk(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -59,8 +59,8 @@ func TestPauseOnAFullDisk(t *testing.T) {
 	p.await("kept", func() bool { kept, _ := f.Load(); return len(kept) == 2 })
 }
 
-// TestPauseWithoutAProfile holds that a node whose profile is rejected, so that nothing is planned, closes the driver all
-// the same.
+// TestPauseWithoutAProfile checks that a node whose profile is rejected, and so has no plan, still closes the
+// driver.
 func TestPauseWithoutAProfile(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -77,7 +77,7 @@ func TestPauseWithoutAProfile(t *testing.T) {
 	p.awaitReleases(release.Released, release.Released)
 }
 
-// TestNoResetInAPause holds that no GPU is reset in a pause: NVIDIA's program would load the driver's module again.
+// TestNoResetInAPause checks that no GPU is reset in a pause, as nvidia-smi would load the driver's module again.
 func TestNoResetInAPause(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -89,7 +89,7 @@ func TestNoResetInAPause(t *testing.T) {
 	}
 }
 
-// TestResetWaitsForTheEndOfAPause holds that a reset that was asked for before a pause comes after it.
+// TestResetWaitsForTheEndOfAPause checks that a reset requested before a pause is done after it.
 func TestResetWaitsForTheEndOfAPause(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -108,7 +108,7 @@ func TestResetWaitsForTheEndOfAPause(t *testing.T) {
 	}
 }
 
-// TestMPSAfterARestartInAPause holds that the daemons of the last run are ended where the driver stays closed.
+// TestMPSAfterARestartInAPause checks that the last run's daemons are ended while the driver stays closed.
 func TestMPSAfterARestartInAPause(t *testing.T) {
 	t.Parallel()
 	daemons, f := newFakeMPS(false), &fakeReleaser{}
@@ -131,8 +131,8 @@ func TestMPSAfterARestartInAPause(t *testing.T) {
 	}
 }
 
-// TestReleasedAndUsed holds that a GPU that an operator has released is no reason to close the driver while a pod has
-// another one, and that it is closed when nobody has.
+// TestReleasedAndUsed checks that the driver is not closed while a pod has a GPU, even if an operator has
+// released another one, and is closed once no pod has one.
 func TestReleasedAndUsed(t *testing.T) {
 	t.Parallel()
 	for _, kept := range [][]release.Release{nil, {{GPU: "GPU-a", DriverIndex: 0, Until: time.Now().Add(time.Hour), State: release.Released}}} {
@@ -149,8 +149,8 @@ func TestReleasedAndUsed(t *testing.T) {
 	}
 }
 
-// TestPauseOverIsForgotten holds that a pause that was over at the start is no longer kept, for a later start without an
-// API server.
+// TestPauseOverIsForgotten checks that a pause that is over at the start is dropped from the state file, so that
+// a later start without an API server does not find it.
 func TestPauseOverIsForgotten(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{kept: []release.Release{{GPU: "GPU-a", Until: time.Now().Add(time.Hour), State: release.Released, Pause: true}}}
@@ -161,7 +161,7 @@ func TestPauseOverIsForgotten(t *testing.T) {
 	}
 }
 
-// TestReleaseInAPause holds that the end of a pause is not that of a release which an operator asked for in it.
+// TestReleaseInAPause checks that the end of a pause does not end a release that an operator requested during it.
 func TestReleaseInAPause(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -189,7 +189,8 @@ func (h holdingFor) Held(ctx context.Context) ([]sharing.Allocation, error) {
 	return held, err
 }
 
-// TestMPSPauseWithoutAProfile holds the same where MPS is enabled: nothing is asked of virgate mps before there is a plan.
+// TestMPSPauseWithoutAProfile checks the same with MPS enabled: virgate mps gets no request before there is a
+// plan.
 func TestMPSPauseWithoutAProfile(t *testing.T) {
 	t.Parallel()
 	daemons, f := newFakeMPS(false), &fakeReleaser{}

@@ -23,22 +23,22 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// fakeReleaser lets go of GPUs, resets them, and keeps what it is told for a restart.
+// fakeReleaser releases and resets GPUs, and keeps releases for a restart.
 type fakeReleaser struct {
 	mu sync.Mutex
-	// kept is what Save was last given, saving why it fails.
+	// kept is the list last saved; saving is the error of Save.
 	kept   []release.Release
 	saving error
-	// calls are those of Release, Reset and Restore; fail has errors of theirs, each for once.
+	// calls lists calls to Release, Reset and Restore; fail has an error for each, used once.
 	calls []string
 	fail  map[string]error
-	// withdrawn says that nobody can be given the GPU any more; nil where that is not asked.
+	// withdrawn reports whether the GPU is withdrawn; nil skips the check.
 	withdrawn func(gpu string) bool
-	// meanwhile is what happens before a call answers; nil for nothing.
+	// meanwhile runs before a call returns; may be nil.
 	meanwhile func(ctx context.Context, call string)
 	// early are the GPUs of KeepReleased.
 	early map[string]int
-	// paused are those of Pause, until Resume.
+	// paused are the GPUs of Pause, until Resume.
 	paused []string
 	// opensAll plays a driver that opens all GPUs at once; closed are the released ones.
 	opensAll bool
@@ -91,7 +91,7 @@ func (f *fakeReleaser) Resume() {
 	f.paused = nil
 }
 
-// pausedFor are the GPUs of the last Pause that was not ended; nil for none.
+// pausedFor are the GPUs of the current Pause; nil without one.
 func (f *fakeReleaser) pausedFor() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -157,7 +157,7 @@ func releasing(t *testing.T, f *fakeReleaser, mayReset bool) *rig {
 	return r
 }
 
-// tell asks the control socket's handler.
+// tell sends a request to the control socket's handler.
 func (r *rig) tell(method, path string) (code int, body string) {
 	recorder := httptest.NewRecorder()
 	r.agent.releases.Handler().ServeHTTP(recorder, httptest.NewRequest(method, path, nil))
@@ -181,7 +181,7 @@ func in(state release.State) func(release.Release) bool {
 	return func(r release.Release) bool { return r.State == state }
 }
 
-// TestReleaseRefused holds what cannot be done, with its reason, and that nothing comes of it.
+// TestReleaseRefused checks which requests are refused, with the reason, and that they have no effect.
 func TestReleaseRefused(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -221,7 +221,7 @@ func TestReleaseRefused(t *testing.T) {
 	}
 }
 
-// TestReleaseStandby holds that a program that stands by releases nothing.
+// TestReleaseStandby checks that a standby releases nothing.
 func TestReleaseStandby(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -239,8 +239,8 @@ func TestReleaseStandby(t *testing.T) {
 	}
 }
 
-// TestReleaseIsTriedAgain holds that a GPU of which this program cannot let go is withdrawn
-// and tried again, that a later time counts, and that the end of it brings the GPU back.
+// TestReleaseIsTriedAgain checks that a GPU that cannot be released is withdrawn and tried again, that a newer
+// request's time counts, and that the GPU comes back when it is over.
 func TestReleaseIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{fail: map[string]error{"release GPU-a": errors.New("a call hangs")}}
@@ -265,7 +265,8 @@ func TestReleaseIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestReleaseWaitsForMPS holds that a GPU is not closed before virgate mps keeps it closed, with the driver's index of it.
+// TestReleaseWaitsForMPS checks that a GPU is closed only after virgate mps keeps it closed, by the driver's
+// index.
 func TestReleaseWaitsForMPS(t *testing.T) {
 	t.Parallel()
 	f, daemons := &fakeReleaser{}, newFakeMPS(true)
@@ -295,8 +296,8 @@ func TestReleaseWaitsForMPS(t *testing.T) {
 	})
 }
 
-// TestReleaseAgainAtItsEnd holds that a GPU which is being opened again does not count as
-// released, and is released anew when that is asked for meanwhile.
+// TestReleaseAgainAtItsEnd checks that a GPU being reopened does not count as released, and is released again if
+// that is requested meanwhile.
 func TestReleaseAgainAtItsEnd(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -320,8 +321,8 @@ func TestReleaseAgainAtItsEnd(t *testing.T) {
 	r.shows(4)
 }
 
-// TestResetCutShort holds that a reset which the program's end has cut short is kept for the
-// next run, and not told as one that the driver refused.
+// TestResetCutShort checks that a reset interrupted by the program's end is kept for the next run, and not
+// reported as failed.
 func TestResetCutShort(t *testing.T) {
 	t.Parallel()
 	under := make(chan struct{})
@@ -346,7 +347,7 @@ func TestResetCutShort(t *testing.T) {
 	}
 }
 
-// TestReleaseReset holds the order of a reset, and that the GPU comes back in any case.
+// TestReleaseReset checks the order of a reset, and that the GPU comes back in any case.
 func TestReleaseReset(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{fail: map[string]error{"reset 00000000:07:00.0": fmt.Errorf("%w by another client", mig.ErrInUse)}}
@@ -367,8 +368,8 @@ func TestReleaseReset(t *testing.T) {
 	}
 }
 
-// TestReleaseOverARestart holds that a kept release is in force before the driver is
-// opened, and that one which is to be reset is so only where that is allowed still.
+// TestReleaseOverARestart checks that a kept release is known before the driver is opened, and that a kept reset
+// is done only if resets are still allowed.
 func TestReleaseOverARestart(t *testing.T) {
 	t.Parallel()
 	waiting := &fakeReleaser{kept: []release.Release{{GPU: "GPU-a", DriverIndex: -1, Until: time.Now().Add(time.Hour), State: release.Waiting}}}
@@ -402,7 +403,7 @@ func TestReleaseOverARestart(t *testing.T) {
 	}
 }
 
-// watchedNode tells when it is watched.
+// watchedNode calls watched when it is watched.
 type watchedNode struct {
 	fakeNode
 	watched func()
@@ -413,8 +414,8 @@ func (n watchedNode) Watch(ctx context.Context, changed func()) error {
 	return n.fakeNode.Watch(ctx, changed)
 }
 
-// TestSecondRelease holds that a release waits for the programs that have its GPU open while the driver can list no processes,
-// because of another release.
+// TestSecondRelease checks that a release waits for programs that have its GPU open, even if the driver cannot
+// list processes because of another release.
 func TestSecondRelease(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{opensAll: true}
@@ -457,7 +458,7 @@ func TestSecondRelease(t *testing.T) {
 	second("when it has ended, though a daemon watches the GPU", in(release.Released))
 }
 
-// TestReleaseHolders holds who is named: pods, and processes that the driver lists.
+// TestReleaseHolders checks that a release names what it waits for: processes that the driver lists, and claims.
 func TestReleaseHolders(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -560,8 +561,8 @@ func (p *pausable) awaitReleases(states ...release.State) {
 	})
 }
 
-// TestPause holds that every GPU is withdrawn and closed while mig-manager needs them, also one
-// that comes meanwhile, that no MIG layout is changed then, and that the end of it brings them back.
+// TestPause checks that every GPU, also a new one, is withdrawn and closed while mig-manager needs them, that no
+// MIG layout changes meanwhile, and that the GPUs come back afterwards.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -617,7 +618,7 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestPauseIsLogged holds that the log says when a pause begins and when it is known to be over.
+// TestPauseIsLogged checks that the log shows when a pause begins and when it is known to be over.
 func TestPauseIsLogged(t *testing.T) {
 	t.Parallel()
 	over := pause{known: true}
@@ -641,7 +642,7 @@ func TestPauseIsLogged(t *testing.T) {
 	}
 }
 
-// TestPauseBeforeRelease holds that no MIG layout is changed in a pause before the GPUs are released.
+// TestPauseBeforeRelease checks that no MIG layout changes in a pause, even before the GPUs are released.
 func TestPauseBeforeRelease(t *testing.T) {
 	t.Parallel()
 	a := &agent{}
@@ -651,7 +652,8 @@ func TestPauseBeforeRelease(t *testing.T) {
 	}
 }
 
-// TestPauseAndRelease holds that a release for somebody does not end in a pause, nor by the end of one.
+// TestPauseAndRelease checks that a pause does not end an operator's release, and that the end of the release
+// does not end the pause.
 func TestPauseAndRelease(t *testing.T) {
 	t.Parallel()
 	f := &fakeReleaser{}
@@ -678,7 +680,7 @@ func TestPauseAndRelease(t *testing.T) {
 	p.shows(12)
 }
 
-// TestPauseAgain holds that GPUs which are just being taken back are released for the next pause.
+// TestPauseAgain checks that GPUs that are just being restored are released again for the next pause.
 func TestPauseAgain(t *testing.T) {
 	t.Parallel()
 	var p *pausable
@@ -696,8 +698,8 @@ func TestPauseAgain(t *testing.T) {
 	p.shows(0)
 }
 
-// TestPauseOverARestart holds that a restart in a pause leaves the GPUs closed, also while it
-// is not known whether the pause is over, and that they are not even withdrawn where it is.
+// TestPauseOverARestart checks that a restart in a pause leaves the GPUs closed while it is unknown whether the
+// pause is over, and does not withdraw them if it is.
 func TestPauseOverARestart(t *testing.T) {
 	t.Parallel()
 	kept := func() *fakeReleaser {
@@ -725,8 +727,8 @@ func TestPauseOverARestart(t *testing.T) {
 	p.shows(8)
 }
 
-// TestUsedInAPause holds that a kubelet which does not answer is not taken for one that gave nobody a device:
-// a pause must not close the driver at once then.
+// TestUsedInAPause checks that GPUs count as used while the kubelet does not answer: a pause must not close the
+// driver then.
 func TestUsedInAPause(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -745,7 +747,7 @@ func TestUsedInAPause(t *testing.T) {
 	}
 }
 
-// TestStillUsed holds what the condition says of those who keep GPUs from being released in a pause.
+// TestStillUsed checks how the condition names the pods that block a pause.
 func TestStillUsed(t *testing.T) {
 	t.Parallel()
 	waits := func(state release.State, users ...string) release.Release {
@@ -786,7 +788,7 @@ func TestStillUsed(t *testing.T) {
 	}
 }
 
-// TestPauseWithMPS holds that a GPU which is shared by MPS is released when its daemon has ended.
+// TestPauseWithMPS checks that a GPU shared by MPS is released once its daemon has ended.
 func TestPauseWithMPS(t *testing.T) {
 	t.Parallel()
 	daemons, f := newFakeMPS(false), &fakeReleaser{}

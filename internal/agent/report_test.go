@@ -78,7 +78,7 @@ func reported(state nodereport.ProfileState, reason string) func(nodereport.Repo
 	return func(r nodereport.Report) bool { return r.State == state && r.Reason == reason }
 }
 
-// selectedPolicy says what its profile is called.
+// selectedPolicy names its profile.
 type selectedPolicy struct {
 	*input[configs.SelectedProfile]
 }
@@ -94,7 +94,7 @@ func named(replicas int, generation string) configs.SelectedProfile {
 	return s
 }
 
-// TestReportsFeatures: the labels come with the profile that they follow from.
+// TestReportsFeatures: the labels are reported with their profile.
 func TestReportsFeatures(t *testing.T) {
 	t.Parallel()
 	reporter := newFakeReporter()
@@ -130,7 +130,7 @@ func TestReportsWhatHappens(t *testing.T) {
 	if first.Applied.Generation != "g1" || first.Ready != nodereport.ConditionTrue || first.Message != "nvidia.com/gpu (8 devices, 8 healthy)" || len(first.Units) != 1 || !first.NoLayout {
 		t.Errorf("report %+v", first)
 	}
-	r.shows(8) // What is called applied, the kubelet has.
+	r.shows(8) // Once a profile is reported as applied, the kubelet has its devices.
 
 	policy.set(selected(""), errors.New("ConfigMap gpu/profiles[data.a]:3: replicas: must be at least 1 (got -3)\nmore"))
 	bad := reporter.await(t, "the refusal", reported(nodereport.ProfileRejected, "ProfileRejected"))
@@ -156,8 +156,8 @@ func TestReportsWhatHappens(t *testing.T) {
 	}
 }
 
-// TestWantsLayout: the layout's state that an earlier run has told is void only when it is
-// known that the profile in force asks for none.
+// TestWantsLayout: an earlier run's layout state is dropped only once the profile in force is known to ask for no
+// layout.
 func TestWantsLayout(t *testing.T) {
 	t.Parallel()
 	with := func(c sharing.MIGConfig) *configs.SelectedProfile {
@@ -230,7 +230,7 @@ func TestReportsDraining(t *testing.T) {
 	<-reporter.ended
 }
 
-// TestReportsWithoutGPUs has no stream whose coming and going could be noticed.
+// TestReportsWithoutGPUs has no stream that could trigger a report.
 func TestReportsWithoutGPUs(t *testing.T) {
 	t.Parallel()
 	reporter := newFakeReporter()
@@ -245,7 +245,7 @@ func TestReportsWithoutGPUs(t *testing.T) {
 	}
 }
 
-// TestReportsAreCoalesced changes a thousand things that are not reported.
+// TestReportsAreCoalesced makes a thousand changes that are not reported.
 func TestReportsAreCoalesced(t *testing.T) {
 	t.Parallel()
 	reporter := newFakeReporter()
@@ -265,8 +265,8 @@ func TestReportsAreCoalesced(t *testing.T) {
 	}
 }
 
-// Each right that the profile needs and the program lacks is in the condition once, with the
-// chart's value, whatever number of GPUs it is about.
+// Each right that the profile needs and the program lacks is in the condition once, with the chart's value, for
+// any number of GPUs.
 func TestConditionNamesMissingRights(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -367,7 +367,7 @@ func selected(generation string) configs.SelectedProfile {
 	return configs.SelectedProfile{Name: "a", Source: "ConfigMap gpu/profiles", Generation: generation}
 }
 
-// decision is what the loop decides about the wanted profile.
+// decision is the loop's decision about the wanted profile.
 func decision(inForce, wanted string, err error) *state {
 	s := &state{wanted: selected(wanted), rejected: err, planned: inForce != ""}
 	if inForce != "" {
@@ -503,8 +503,8 @@ func TestFirstProblem(t *testing.T) {
 	}
 }
 
-// TestOnTheWay has GPUs with another layout than the wanted one be pending, so
-// that nobody takes the state of the last layout for that of the next.
+// TestOnTheWay checks that GPUs with another layout than the wanted one are pending, so that the last layout's
+// state is not mistaken for the next one's.
 func TestOnTheWay(t *testing.T) {
 	t.Parallel()
 	gpus := []nodereport.GPULayout{
@@ -537,8 +537,7 @@ func TestOnTheWay(t *testing.T) {
 	}
 }
 
-// TestLayoutRefused tells a label's value that is no layout from what else can
-// be wrong with a profile.
+// TestLayoutRefused tells an unknown layout in a label from other problems with a profile.
 func TestLayoutRefused(t *testing.T) {
 	t.Parallel()
 	reporter := newFakeReporter()
@@ -603,7 +602,7 @@ func entry(id string, healthy bool) plugin.Entry {
 	return plugin.Entry{Device: sharing.Device{ID: id, Unit: unit, Healthy: healthy}, Phase: plugin.Offered}
 }
 
-// TestProgressOfSwitches has a GPU and a partition leave the way in which they are shared.
+// TestProgressOfSwitches switches the sharing mode of a GPU and a partition.
 func TestProgressOfSwitches(t *testing.T) {
 	t.Parallel()
 	since := time.Unix(50, 0)
@@ -691,9 +690,8 @@ type sickUnits struct {
 
 func (s sickUnits) Health() sharing.HealthReport { return sharing.HealthReport{Units: s.units} }
 
-// TestReportsPodsOfFaultyUnits checks that the report names the pods that hold a faulty
-// unit, for a GPU those of its partitions, and no others: the report would be another one
-// with each pod that comes and goes.
+// TestReportsPodsOfFaultyUnits checks that the report names only pods that hold a faulty unit or a partition of a
+// faulty GPU. Otherwise it would change with every pod.
 func TestReportsPodsOfFaultyUnits(t *testing.T) {
 	t.Parallel()
 	node := []sharing.GPU{{UUID: "GPU-a", MIG: true, Partitions: []sharing.Partition{{UUID: "MIG-0"}, {UUID: "MIG-1"}}}, {UUID: "GPU-b", Index: 1}}
@@ -731,8 +729,8 @@ func TestReportsPodsOfFaultyUnits(t *testing.T) {
 	}
 }
 
-// TestReportsWithDRA has a second reader of the plugin's changes, which once took every other one:
-// the first profile was never reported as applied.
+// TestReportsWithDRA has a second subscriber of the plugin's changes. It once took every other change, so the
+// first profile was never reported as applied.
 func TestReportsWithDRA(t *testing.T) {
 	t.Parallel()
 	reporter, policy := newFakeReporter(), selectedPolicy{newInput(named(2, "g2"), nil)}

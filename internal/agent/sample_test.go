@@ -26,7 +26,7 @@ import (
 	"github.com/virgate/virgate/test/shortdir"
 )
 
-// holders say who holds what, and count how often they are asked.
+// holders returns these allocations or an error, and counts calls.
 type holders struct {
 	held  []sharing.Allocation
 	err   error
@@ -40,8 +40,7 @@ func (h *holders) Held(context.Context) ([]sharing.Allocation, error) {
 func (h *holders) Applied(context.Context) (map[string][]string, error) { return nil, h.err }
 func (h *holders) Serving(context.Context, string) (bool, error)        { return false, h.err }
 
-// watch is an agent that samples a simulated node when it is told to. Nothing of
-// it runs by itself.
+// watch is an agent on a simulated node. It runs nothing by itself; sampleNow samples.
 type watch struct {
 	*agent
 	t       testing.TB
@@ -94,8 +93,7 @@ func (w *watch) sampleNow() {
 	w.samples.take(w.t.Context())
 }
 
-// pod gives the GPU's next free device to a pod of that name, with a process,
-// and returns its ID.
+// pod gives the GPU's next free device to a new pod with a process, and returns its PID.
 func (w *watch) pod(name string, gpu int, bytes uint64, percent int) (pid int) {
 	w.t.Helper()
 	w.pids++
@@ -124,8 +122,7 @@ func (w *watch) process(gpu int, bytes uint64, percent int, container string) {
 	}
 }
 
-// series are the values of a family by a label, of the series in which all the
-// other given labels have their values.
+// series are the values of a family by a label, for the series with all the other given labels.
 func (w *watch) series(name, label string, with ...string) map[string]float64 {
 	w.t.Helper()
 	families, err := w.view.registry().Gather()
@@ -295,7 +292,7 @@ func TestPartitionsHaveMemoryAlone(t *testing.T) {
 	w.want(w.series("unattributed_sm_utilization_ratio", ""), "")
 }
 
-// TestAScrapeAsksNobody checks that neither the driver nor the kubelet is asked.
+// TestAScrapeAsksNobody checks that a scrape calls neither the driver nor the kubelet.
 func TestAScrapeAsksNobody(t *testing.T) {
 	t.Parallel()
 	w := newWatch(t, "l40sx8", 4)
@@ -324,7 +321,7 @@ func TestAScrapeAsksNobody(t *testing.T) {
 	}
 }
 
-// TestSeriesAreBounded holds the bound of docs/reference/metrics.md.
+// TestSeriesAreBounded checks the bound of docs/reference/metrics.md.
 func TestSeriesAreBounded(t *testing.T) {
 	t.Parallel()
 	w := crowded(t, 48)
@@ -374,8 +371,7 @@ func BenchmarkScrape(b *testing.B) {
 	}
 }
 
-// TestALateSampleSaysLittle checks that contention is not supposed for the whole
-// time in which nobody looked.
+// TestALateSampleSaysLittle checks that contention is not assumed for the whole time without samples.
 func TestALateSampleSaysLittle(t *testing.T) {
 	t.Parallel()
 	last := &utilizationSample{at: time.Unix(1000, 0)}
@@ -391,8 +387,7 @@ func TestALateSampleSaysLittle(t *testing.T) {
 	}
 }
 
-// TestGuardReports holds what the report, the metrics and the status say of a pod that uses more
-// memory than it may.
+// TestGuardReports checks the report, the metrics and the status for a pod that exceeds its memory limit.
 func TestGuardReports(t *testing.T) {
 	t.Parallel()
 	g := newWatch(t, "t4", 4)

@@ -26,7 +26,7 @@ func planOf(healthy map[string]int) (plan sharing.Plan) {
 	return plan
 }
 
-// TestSwitchState holds the rule by which a change of the profile is over.
+// TestSwitchState checks when a change of the profile is over.
 func TestSwitchState(t *testing.T) {
 	t.Parallel()
 	type counts = map[string]int
@@ -111,7 +111,7 @@ func TestStartsMPS(t *testing.T) {
 	}
 }
 
-// scheduler is the API server that it goes by.
+// scheduler is the API server that the scheduler sees.
 type scheduler struct {
 	mu      sync.Mutex
 	numbers map[string]int
@@ -143,7 +143,7 @@ func (s *scheduler) knows(name string) int {
 	return s.numbers[name]
 }
 
-// measured is how many changes of the profile were, and how long they took together.
+// measured returns how many changes of the profile were measured, and their total time.
 func (r *rig) measured() (count uint64, seconds float64) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(r.agent.view.switches)
@@ -153,8 +153,8 @@ func (r *rig) measured() (count uint64, seconds float64) {
 	return histogram.GetSampleCount(), histogram.GetSampleSum()
 }
 
-// TestSwitchIsMeasured: of the profiles of a node those are measured that change a number, once each,
-// when the scheduler knows it; the first one is not, and what cannot be written is not.
+// TestSwitchIsMeasured: each profile that changes a number is measured once, when the scheduler knows the number.
+// The first profile is not measured, nor a number that cannot be written.
 func TestSwitchIsMeasured(t *testing.T) {
 	t.Parallel()
 	scheduler := &scheduler{numbers: map[string]int{}}

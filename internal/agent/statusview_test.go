@@ -20,8 +20,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestStatusOverHTTP looks at a whole status, and that it never says null where
-// there is a list.
+// TestStatusOverHTTP checks a whole status, and that no list is null.
 func TestStatusOverHTTP(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, func(r *rig) { r.options.NodeName, r.options.Kubelet = "n1", r.sight })
@@ -99,9 +98,8 @@ func TestProfileMetrics(t *testing.T) {
 	}
 }
 
-// BenchmarkView is what is shown of a node whose devices are all held, by one
-// pod each, or all free: it reports the bytes, and for metrics the series.
-// docs/internals/scale.md has its table.
+// BenchmarkView renders a node whose devices are all held, by one pod each, or all free. It reports the bytes,
+// and for metrics the series. docs/internals/scale.md has its table.
 func BenchmarkView(b *testing.B) {
 	for _, node := range []struct {
 		replicas int

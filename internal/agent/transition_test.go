@@ -21,7 +21,7 @@ var migCalls = []string{
 	"GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy",
 }
 
-// migCount is how many of them were made.
+// migCount counts these calls.
 func (c *migRig) migCount() (count int) {
 	for _, call := range migCalls {
 		count += c.sim.Calls(call)
@@ -29,11 +29,10 @@ func (c *migRig) migCount() (count int) {
 	return count
 }
 
-// TestMIGChangeOfANode changes the layouts of eight free GPUs, with the timing of
-// production but that nothing leaves a list. The driver makes one change at a time. A name
-// that stays keeps having allocatable devices, and what is gone stays listed. It logs how
-// long each change takes; that it waits for nothing else is tested with a clock of its own
-// (TestWaitsForNothingButTheDriver).
+// TestMIGChangeOfANode changes the layouts of eight free GPUs with production timing, except that no device
+// leaves a list. The driver makes one change at a time. A resource that keeps its name always has allocatable
+// devices, and removed ones stay listed. It logs how long each change takes; that it waits for nothing else is
+// tested in simulated time (TestWaitsForNothingButTheDriver).
 func TestMIGChangeOfANode(t *testing.T) {
 	t.Parallel()
 	c := newTimedMIGRig(t, "dgx-h100", migProfile(sharing.MIGConfig{}), plugin.Timing{RemovalDelay: time.Hour})
@@ -93,9 +92,8 @@ func TestMIGChangeOfANode(t *testing.T) {
 	}
 }
 
-// TestTransitionsThatWaitForAPod checks that a held GPU is changed, or is nobody's after it
-// was excluded, when its pod has ended, without any help of the removal delay. It logs how
-// long that takes, and how long a free one takes.
+// TestTransitionsThatWaitForAPod checks that a held GPU is repartitioned, or withdrawn if it was excluded, once
+// its pod has ended, without the removal delay. It logs how long that takes, and how long a free one takes.
 func TestTransitionsThatWaitForAPod(t *testing.T) {
 	t.Parallel()
 	c := newTimedMIGRig(t, "h100x4", migProfile(sharing.MIGConfig{}), plugin.Timing{RemovalDelay: time.Hour})
@@ -130,7 +128,7 @@ func TestTransitionsThatWaitForAPod(t *testing.T) {
 	c.measure("MIG, held: after its pod's end", func() { c.end("holder") }, func() { c.awaitAllocatable(threeG, 8) })
 }
 
-// holder is a pod that the program has seen; it returns what the pod holds.
+// holder adds a pod, waits until the program has seen it, and returns its device.
 func (c *migRig) holder(name, resource string) string {
 	c.t.Helper()
 	status, err := c.kubelet.AddPod(c.ctx, migPod(name, resource, 1))
@@ -152,7 +150,7 @@ func (c *migRig) holder(name, resource string) string {
 	}
 }
 
-// seeing is what the plugin manager reads of the kubelet. held has what was read last.
+// seeing is the plugin manager's view of the kubelet. held has the last reading.
 type seeing struct {
 	plugin.Kubelet
 	held chan []sharing.Allocation

@@ -16,7 +16,7 @@ const (
 	uuidC    = "GPU-cccccccc-bbbb-cccc-dddd-eeeeeeeeeeee"
 	firstMIG = "MIG-aaaaaaaa-0000-0000-0000-000000000001"
 	lastMIG  = "MIG-aaaaaaaa-0000-0000-0000-000000000002"
-	// hiddenMIG has a place that the driver does not tell.
+	// hiddenMIG has a placement that the driver does not report.
 	hiddenMIG = "MIG-cccccccc-0000-0000-0000-000000000001"
 )
 

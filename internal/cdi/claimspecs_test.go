@@ -13,8 +13,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestClaimSpecs holds that a runtime finds what a claim's containers have, by names that stay, and
-// that the files go with their claims.
+// TestClaimSpecs checks that a runtime finds the entries of a claim's containers by stable names, and that the
+// files are removed with their claims.
 func TestClaimSpecs(t *testing.T) {
 	s := ClaimSpecs{Dir: t.TempDir()}
 	const uid, other = "11111111-aaaa-4000-8000-000000000000", "22222222-aaaa-4000-8000-000000000000"

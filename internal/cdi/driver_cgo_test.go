@@ -52,7 +52,7 @@ func driverRoots(t *testing.T, together bool) (root, devRoot string) {
 	return root, devRoot
 }
 
-// install replaces the libraries by those of another driver version.
+// install replaces the libraries with those of another driver version.
 func install(t *testing.T, root, version string) {
 	t.Helper()
 	installInto(t, filepath.Join(root, "usr/lib/x86_64-linux-gnu"), version)
@@ -118,7 +118,7 @@ func TestDriverSpec(t *testing.T) {
 			})
 			driver.library = []nvcdi.Option{nvcdi.WithNvmlLib(library)}
 
-			// A GPU that the driver does not know costs no other its entry.
+			// An unknown GPU costs no other GPU its entry.
 			lost := "GPU-00000000-0000-0000-0000-000000000000"
 			spec, err := driver.Units(append(slices.Clone(gpus), sharing.GPU{UUID: lost, Index: 2, Minor: 2}))
 			if err == nil || !strings.Contains(err.Error(), lost) {
@@ -126,7 +126,7 @@ func TestDriverSpec(t *testing.T) {
 			}
 			nodes := map[string]string{}
 			for _, device := range spec.Devices {
-				// That of memory limits would end each container where the host's program is older.
+				// The hook for memory limits would end each container if the host's program is older.
 				if hooks := device.ContainerEdits.Hooks; len(hooks) > 0 {
 					t.Errorf("%s has hooks: %v", device.Name, hooks[0].Args)
 				}
@@ -142,7 +142,7 @@ func TestDriverSpec(t *testing.T) {
 			if diff := cmp.Diff(want, nodes); diff != "" {
 				t.Errorf("entries (-want +got):\n%s", diff)
 			}
-			// An index is the one that Virgate granted, whatever the driver's is now.
+			// An index is Virgate's, whatever the driver's index is now.
 			gpus[0].Index, gpus[1].Index = 1, 0
 			if renumbered, err := driver.Units(gpus); err != nil {
 				t.Error(err)
@@ -181,7 +181,7 @@ func TestDriverSpec(t *testing.T) {
 	}
 }
 
-// TestDisabledHooks checks that specs of all classes leave out the hooks that they are told to.
+// TestDisabledHooks checks that specs of all classes leave out disabled hooks.
 func TestDisabledHooks(t *testing.T) {
 	root, devRoot := driverRoots(t, true)
 	for _, test := range []struct {
@@ -218,8 +218,7 @@ func TestDisabledHooks(t *testing.T) {
 	}
 }
 
-// TestLibraryFolders checks that a spec has the driver's libraries in whichever folder of the
-// driver root they are.
+// TestLibraryFolders checks that a spec has the driver's libraries from any folder of the driver root.
 func TestLibraryFolders(t *testing.T) {
 	for _, folder := range driverroot.LibraryFolders() {
 		library, gpus := mockDriver(t)
@@ -247,8 +246,8 @@ func TestLibraryFolders(t *testing.T) {
 	}
 }
 
-// TestGPUWithoutNode checks that a GPU whose device node is missing has no entry, which
-// would start containers without a GPU, and that the others have theirs.
+// TestGPUWithoutNode checks that a GPU without its device node has no entry, which would start containers without
+// a GPU, and that the others have theirs.
 func TestGPUWithoutNode(t *testing.T) {
 	library, gpus := mockGPUs(t, 3)
 	root, devRoot := driverRoots(t, false)
@@ -268,8 +267,8 @@ func TestGPUWithoutNode(t *testing.T) {
 	b.wants(entries, b.checked(names))
 }
 
-// TestFilesNotOnHost checks that nothing is written that names a file which the host does not have,
-// that the error names it, and that a device node costs no other GPU its entry.
+// TestFilesNotOnHost checks that no entry names a file that the host lacks, that the error names the file, and
+// that a missing device node costs no other GPU its entry.
 func TestFilesNotOnHost(t *testing.T) {
 	const hook = "/opt/nvidia-cdi-hook"
 	library, gpus := mockDriver(t)
@@ -310,10 +309,9 @@ func TestFilesNotOnHost(t *testing.T) {
 	b.wants(entries, b.checked(names))
 }
 
-// TestPartitionEntry checks that a partition's entry has the nodes of its capabilities by their
-// numbers although the host has no such node, as after a change by Virgate; that a file of them that
-// is not as the driver writes it costs that partition its entry and no other; and that the entries
-// are made anew when the driver has another major number.
+// TestPartitionEntry checks that a partition's entry has its capability nodes by number, even if the host has no
+// such nodes, as after a change by Virgate. An unexpected file of the driver costs only that partition its entry.
+// The entries are made again if the driver's major number changes.
 func TestPartitionEntry(t *testing.T) {
 	library, gpus := mockDriver(t)
 	root, _ := driverRoots(t, true)
@@ -369,8 +367,8 @@ func TestPartitionEntry(t *testing.T) {
 	}
 }
 
-// TestDriverIsExchanged checks that entries have the new libraries after another
-// version of the driver was installed while the program runs with the same GPUs.
+// TestDriverIsExchanged checks that entries have the new libraries after another driver version was installed,
+// while the program runs with the same GPUs.
 func TestDriverIsExchanged(t *testing.T) {
 	library, gpus := mockDriver(t)
 	root, _ := driverRoots(t, true)
@@ -400,8 +398,7 @@ func TestDriverIsExchanged(t *testing.T) {
 	}
 }
 
-// checkCommon checks that what all entries share has the host's paths, and that
-// NVIDIA's runtime is told to add nothing.
+// checkCommon checks that the common edits have the host's paths, and disable NVIDIA's runtime.
 func checkCommon(t *testing.T, edits specs.ContainerEdits, root string) {
 	t.Helper()
 	if text := strings.Join(edits.Env, " "); !strings.Contains(text, "NVIDIA_VISIBLE_DEVICES=void") {
@@ -427,7 +424,7 @@ func checkCommon(t *testing.T, edits specs.ContainerEdits, root string) {
 		hooks = append(hooks, hook.Args[1])
 	}
 	slices.Sort(hooks)
-	// Those of the container toolkit 1.20.
+	// From container toolkit 1.20.
 	want := []string{"create-symlinks", "disable-device-node-modification", "enable-cuda-compat", "update-application-profile", "update-ldcache"}
 	if diff := cmp.Diff(want, hooks); diff != "" {
 		t.Errorf("hooks (-want +got):\n%s", diff)

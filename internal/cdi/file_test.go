@@ -50,7 +50,7 @@ func limitFiles(t *testing.T, bytes uint64) (free func()) {
 // log and the plan compare it, and that attempts leave no files behind.
 func TestFullDisk(t *testing.T) {
 	const child = "VIRGATE_TEST_FULL_DISK"
-	if os.Getenv(child) == "" { // The limit is that of a whole process, in which go test writes files, too.
+	if os.Getenv(child) == "" { // The limit is per process, and go test writes files, too.
 		command := exec.Command(os.Args[0], "-test.run=^TestFullDisk$")
 		command.Env = append(os.Environ(), child+"=1")
 		if said, err := command.CombinedOutput(); err != nil {
@@ -140,8 +140,8 @@ func TestNoFileInItsPlace(t *testing.T) {
 	}
 }
 
-// TestFileLeavesWithItsLastEntry checks that no names remain after the file is gone, and
-// that it may have been removed by somebody else.
+// TestFileLeavesWithItsLastEntry checks that no names remain after the file is gone, even if someone else has
+// removed it.
 func TestFileLeavesWithItsLastEntry(t *testing.T) {
 	for _, removed := range []bool{false, true} {
 		b := newBench(t)
@@ -203,8 +203,8 @@ func TestFileIsBroughtBack(t *testing.T) {
 	}
 }
 
-// TestEntryInTwoFiles checks that an entry which another file has too counts as missing,
-// because a runtime accepts neither.
+// TestEntryInTwoFiles checks that an entry that is also in another file counts as missing, as a runtime accepts
+// neither.
 func TestEntryInTwoFiles(t *testing.T) {
 	for _, test := range []struct {
 		file, kind string

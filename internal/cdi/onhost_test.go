@@ -64,8 +64,8 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestMountedLibrary has a library that a runtime has put into this container, with nothing of the
-// host mounted: where the host has it nobody can tell.
+// TestMountedLibrary has a library mounted into this container by a runtime, and nothing of the host: its path on
+// the host is unknown.
 func TestMountedLibrary(t *testing.T) {
 	folder := t.TempDir()
 	from, to := filepath.Join(folder, "host.so"), filepath.Join(folder, "libcuda.so.580.1")

@@ -20,7 +20,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// bench is a Writer with a source that can fail and a folder of its own.
+// bench is a Writer with its own folder and a source that can fail.
 type bench struct {
 	*Writer
 	t   *testing.T
@@ -30,8 +30,7 @@ type bench struct {
 	made   int
 	// version is the source's.
 	version string
-	// holders are the units that pods hold, blind says that they are unknown, and asked
-	// counts the calls of Held.
+	// holders are the units held by pods, blind means that they are unknown, and asked counts the calls of Held.
 	holders []string
 	blind   bool
 	asked   int
@@ -113,7 +112,7 @@ func (b *bench) wants(want, got []string) {
 	}
 }
 
-// gpus makes so many GPUs, of which the last has partitions with these IDs.
+// gpus makes so many GPUs. The last one has partitions with these IDs.
 func gpus(count int, partitions ...string) []sharing.GPU {
 	gpus := make([]sharing.GPU, count)
 	for i := range gpus {
@@ -134,7 +133,7 @@ func TestWriteEntries(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// If nothing has changed nothing is asked and nothing written.
+	// If nothing has changed, the source is not called and nothing is written.
 	made := b.made
 	b.now = b.now.Add(time.Hour)
 	b.names(gpus(2, "MIG-a"), "gds")
@@ -165,8 +164,7 @@ func TestNoGPUsNoFile(t *testing.T) {
 	}
 }
 
-// TestOldEntriesOutliveTheSource checks that the units of the node keep their entries
-// when the driver cannot be read.
+// TestOldEntriesOutliveTheSource checks that the node's units keep their entries while the driver cannot be read.
 func TestOldEntriesOutliveTheSource(t *testing.T) {
 	b := newBench(t)
 	b.names(gpus(2), "gds")
@@ -195,8 +193,8 @@ func TestOldEntriesOutliveTheSource(t *testing.T) {
 	}
 }
 
-// TestOldDeviceNode checks that an entry goes, if it cannot be made again, when its GPU has
-// another device node: the old one may be another GPU's.
+// TestOldDeviceNode checks that an entry that cannot be made again is removed when its GPU's device node changes,
+// as the old node may be another GPU's.
 func TestOldDeviceNode(t *testing.T) {
 	b := newBench(t)
 	b.names(gpus(2))
@@ -327,8 +325,8 @@ func TestIndexNamesTheNewUnit(t *testing.T) {
 	}
 }
 
-// TestIndexOfAnotherUnit removes a GPU, so that the other one has its index, while the
-// driver fails: the old entry by that index must not be used for the remaining GPU.
+// TestIndexOfAnotherUnit removes a GPU, so that the other one gets its index, while the driver fails. The old
+// entry by that index must not be used for the remaining GPU.
 func TestIndexOfAnotherUnit(t *testing.T) {
 	b := newBench(t)
 	b.names(gpus(2))
@@ -366,9 +364,8 @@ func TestRetainedEntrySurvivesRemoval(t *testing.T) {
 	b.wants(want, b.names(gpus(1, "MIG-b")))
 }
 
-// TestTwoWriters has two Virgates write at the same time, each for GPUs that the other
-// does not have, while a runtime reads: it always finds a complete file with the entry
-// that a pod holds. In the end both know the content of the file.
+// TestTwoWriters has two Virgates write at the same time, each for GPUs that the other does not have. A runtime
+// always finds a complete file with the held entry, and in the end both know the file's content.
 func TestTwoWriters(t *testing.T) {
 	old := newBench(t)
 	old.holders = []string{"MIG-held"}
@@ -403,7 +400,7 @@ func TestTwoWriters(t *testing.T) {
 	writers.Wait()
 	ended.Store(true)
 	runtime.Wait()
-	// At its next Write each sees that the other has written.
+	// At its next Write, each sees that the other has written.
 	for range 2 {
 		for _, b := range []*bench{old, next} {
 			if names := b.names(gpus(4)); !slices.Contains(names, "gpu=MIG-held") {
@@ -437,8 +434,8 @@ func TestSuccessorKeepsWhatPodsHold(t *testing.T) {
 	}
 }
 
-// FuzzExisting checks that whatever is in the spec's file and in another one, Write
-// makes the entries of the node's units and returns what a runtime finds.
+// FuzzExisting checks that for any existing spec files, Write makes the entries of the node's units and returns
+// names that a runtime finds.
 func FuzzExisting(f *testing.F) {
 	good := `{"cdiVersion":"0.5.0","kind":"k8s.device-plugin.nvidia.com/gpu","devices":[{"name":"old","containerEdits":{"env":["A=B"]}}]}`
 	f.Add([]byte(good), []byte(good))
@@ -470,8 +467,8 @@ func FuzzExisting(f *testing.F) {
 	})
 }
 
-// TestSpecsAfterAPause holds that the specs are made anew right after a pause, in which they may not be: the driver may be
-// another one.
+// TestSpecsAfterAPause checks that the specs are made again right after a pause, as the driver may be another
+// one.
 func TestSpecsAfterAPause(t *testing.T) {
 	b := newBench(t)
 	gpus := []sharing.GPU{{UUID: "GPU-11111111-1111-1111-1111-111111111111"}}

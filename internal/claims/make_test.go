@@ -12,8 +12,8 @@ import (
 	"github.com/virgate/virgate/internal/units"
 )
 
-// divided is a table of GPU a, of which two halves and the whole can be made, and a third part
-// that overlaps both. Nothing of it is there.
+// divided is a table whose GPU a can be made into two halves, the whole, or a third part that overlaps both. None
+// of them exists yet.
 func divided(t *testing.T) *rig {
 	r := newRig(t)
 	has := map[string]int{"left": 1, "right": 1}
@@ -28,7 +28,7 @@ func divided(t *testing.T) *rig {
 	return r
 }
 
-// makes has what is made come into being.
+// makes has each place exist once it is made.
 func (r *rig) makes(made *[]string) func(context.Context, string) error {
 	return func(_ context.Context, place string) error {
 		*made = append(*made, place)
@@ -47,8 +47,7 @@ func (r *rig) be(place, id string) {
 	r.SetUnits(r.units)
 }
 
-// TestPartsAreMade holds that what a claim gets is made once, and only when the table has kept
-// that it gets it.
+// TestPartsAreMade checks that a claim's partition is made once, and only after the table has saved the claim.
 func TestPartsAreMade(t *testing.T) {
 	r := divided(t)
 	var made []string
@@ -65,7 +64,7 @@ func TestPartsAreMade(t *testing.T) {
 		t.Errorf("made %v, want %v", made, want)
 	}
 	r.must(r.Unprepare(claim("2")))
-	r.prepare(claim("3", "gpu-a-half-1"), "") // It is there still.
+	r.prepare(claim("3", "gpu-a-half-1"), "") // It still exists.
 	if len(made) != 2 {
 		t.Errorf("made %v", made)
 	}
@@ -76,7 +75,7 @@ func TestPartsAreMade(t *testing.T) {
 	}
 }
 
-// TestPartsDoNotOverlap holds that nothing is made of what another claim has.
+// TestPartsDoNotOverlap checks that no partition is made that overlaps another claim's.
 func TestPartsDoNotOverlap(t *testing.T) {
 	for name, test := range map[string]struct {
 		before, claim dra.Claim
@@ -113,7 +112,7 @@ func TestPartsDoNotOverlap(t *testing.T) {
 	}
 }
 
-// TestNotMade holds that a claim whose partition cannot be made keeps its place for the next try.
+// TestNotMade checks that a claim whose partition cannot be made keeps its place for the next try.
 func TestNotMade(t *testing.T) {
 	r := divided(t)
 	var made []string
@@ -143,7 +142,7 @@ func TestNotMade(t *testing.T) {
 	}
 }
 
-// TestOneAtATime holds that nobody gets a part of a GPU while another part of it is made.
+// TestOneAtATime checks that no claim gets a part of a GPU while another part is being made.
 func TestOneAtATime(t *testing.T) {
 	r := divided(t)
 	r.be("gpu-a-half-1", "MIG-1")
@@ -173,8 +172,8 @@ func TestOneAtATime(t *testing.T) {
 	}
 }
 
-// TestEndedWhileMade ends a claim while its partition is being made: it gets nothing, and is not
-// told of as one that waits.
+// TestEndedWhileMade ends a claim while its partition is being made: it gets nothing, and is not listed as
+// waiting.
 func TestEndedWhileMade(t *testing.T) {
 	for _, outcome := range []error{nil, errors.New("no driver")} {
 		r := divided(t)

@@ -60,8 +60,8 @@ func (r *rig) startWith(e *entries) {
 	}
 }
 
-// TestEntries holds that a claim's entries are there before it is told that it has its devices,
-// and until it has ended, over restarts and disks that fail.
+// TestEntries checks that a claim's CDI entries exist from before it is prepared until it has ended, over
+// restarts and disk failures.
 func TestEntries(t *testing.T) {
 	r, e := mpsRig(t)
 	c := claim("1", "gpu-a-mps4")
@@ -95,7 +95,7 @@ func TestEntries(t *testing.T) {
 	if want := map[string]string{}; !maps.Equal(e.written, want) {
 		t.Errorf("ended: %v", e.written)
 	}
-	// If the table is lost, nobody knows whose entries those are.
+	// If the table is lost, the owners of the entries are unknown.
 	r.prepare(c, "")
 	r.store.data = []byte("torn")
 	r.startWith(e)
@@ -104,7 +104,7 @@ func TestEntries(t *testing.T) {
 	}
 }
 
-// TestOneDaemon refuses what would give a container shares by MPS of two units.
+// TestOneDaemon refuses claims that give one container MPS shares of two units.
 func TestOneDaemon(t *testing.T) {
 	byName := claim("1", "gpu-a-mps4", "gpu-b-mps4")
 	byName.ByName = true
@@ -134,8 +134,8 @@ func TestOneDaemon(t *testing.T) {
 	}
 }
 
-// TestMPSModes gives units only in the ways in which they can be used, and counts the shares of a
-// device that is not offered any more by its name.
+// TestMPSModes prepares units only in modes in which they can be used, and takes the number of shares of a device
+// that is no longer offered from its name.
 func TestMPSModes(t *testing.T) {
 	r, _ := mpsRig(t)
 	r.SetModes(func(unit Unit, shares int) string {

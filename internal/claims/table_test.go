@@ -39,7 +39,7 @@ func (s *store) WriteOrForget(_ string, value any) error {
 	return err
 }
 
-// rig is a table of two GPUs, a and b, and a's two partitions are not offered at first.
+// rig is a table of two GPUs, a and b. a's two partitions are not offered at first.
 type rig struct {
 	t       *testing.T
 	store   *store
@@ -75,7 +75,7 @@ func (r *rig) must(err error) {
 	}
 }
 
-// prepare wants an error that contains the text; empty for none.
+// prepare wants an error with this text; empty for success.
 func (r *rig) prepare(c dra.Claim, want string) {
 	r.t.Helper()
 	err := r.Prepare(context.Background(), c)
@@ -169,8 +169,8 @@ func TestPrepare(t *testing.T) {
 	}
 }
 
-// TestPreparedStays holds that a running pod's claim is prepared again whatever has become of
-// its device: the kubelet asks after each of its starts.
+// TestPreparedStays checks that a running pod's claim is prepared again whatever happens to its device, as the
+// kubelet asks after each of its starts.
 func TestPreparedStays(t *testing.T) {
 	r := newRig(t)
 	c := claim("1", "gpu-a")
@@ -190,8 +190,8 @@ func TestPreparedStays(t *testing.T) {
 	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.Plugin}))
 }
 
-// TestPartsOfAnother: a GPU that was on its way to DRA goes back to the device plugin although a
-// claim has a partition of it, which is DRA's own.
+// TestPartsOfAnother: a GPU that was moving to DRA returns to the device plugin, even if a claim has a partition
+// of it, which is on DRA by itself.
 func TestPartsOfAnother(t *testing.T) {
 	r := newRig(t)
 	r.units = append(r.units, Unit{Place: "gpu-a-1g10gb-0", ID: "MIG-0", GPU: "GPU-a", Device: "gpu-a-1g10gb-0"})
@@ -204,8 +204,8 @@ func TestPartsOfAnother(t *testing.T) {
 	}
 }
 
-// TestRefusedCounts holds that the devices of a claim that was refused count as given until it
-// ends: the scheduler counts them.
+// TestRefusedCounts checks that a refused claim's devices count as held until it ends, as the scheduler counts
+// them.
 func TestRefusedCounts(t *testing.T) {
 	r := newRig(t)
 	r.prepare(claim("1", "gpu-a"), "")
@@ -219,7 +219,7 @@ func TestRefusedCounts(t *testing.T) {
 	}
 }
 
-// TestLostTable holds that what pods show as held by claims stays theirs when the file is lost.
+// TestLostTable checks that devices that pods hold by claims stay theirs if the file is lost.
 func TestLostTable(t *testing.T) {
 	r := newRig(t)
 	c := claim("1", "gpu-b-ts")
@@ -265,8 +265,8 @@ func TestNotServing(t *testing.T) {
 	}
 }
 
-// TestRandom has a scheduler that goes by offers that are too old, a program that crashes and a
-// disk that fails, and holds at each moment that no unit has two holders that do not go together.
+// TestRandom has a scheduler with outdated offers, a program that crashes and a disk that fails. No unit ever has
+// two incompatible holders.
 func TestRandom(t *testing.T) {
 	for seed := range uint64(300) {
 		random := rand.New(rand.NewPCG(seed, 1))

@@ -21,8 +21,8 @@ import (
 	"github.com/virgate/virgate/test/portforward"
 )
 
-// TestForward: each request uses TLS and the caller's token, and reaches a port on the pod's loopback; an
-// error names who refused.
+// TestForward: each request uses TLS and the caller's token, and reaches a port on the pod's loopback. An error
+// names the side that refused.
 func TestForward(t *testing.T) {
 	var resumed, asked atomic.Int32
 	var dial func(port string) (net.Conn, error)
@@ -124,7 +124,7 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// TestStatusPort: the port is that of the name http, and no other.
+// TestStatusPort: only the port named http counts.
 func TestStatusPort(t *testing.T) {
 	for _, test := range []struct {
 		ports []corev1.ContainerPort

@@ -31,10 +31,10 @@ import (
 	"github.com/virgate/virgate/test/portforward"
 )
 
-// limit is how long a test waits for what should come: the machine may be busy.
+// limit is how long a test waits; the machine may be busy.
 const limit = 2 * time.Minute
 
-// api is an API server with Nodes and pods. Who has a port forwarded reaches status.
+// api is an API server with Nodes and pods. A forwarded port leads to status.
 type api struct {
 	nodes []corev1.Node
 	pods  []corev1.Pod
@@ -43,13 +43,13 @@ type api struct {
 	failures []corev1.Event
 	// status answers for a node; nil refuses.
 	status func(node string, w http.ResponseWriter, r *http.Request)
-	// denied are paths that are answered with 403; noForward says that the review denies.
+	// denied are paths answered with 403; noForward: the access review denies port-forward.
 	denied    []string
 	noForward bool
-	// encoded are whole pages that are sent as they are, by resource: for the benchmark.
+	// encoded are whole pages sent unchanged, by resource: for the benchmark.
 	encoded map[string][]byte
 
-	watched // What is changed while it serves.
+	watched // For changes while it serves.
 
 	mutex     sync.Mutex
 	requests  map[string]int
@@ -64,7 +64,7 @@ func (a *api) start(t testing.TB) *Client {
 	return a.serve(t, httptest.NewUnstartedServer(a), nil)
 }
 
-// startInMemory is start without sockets: a synctest bubble sees when nothing moves any more.
+// startInMemory is start without sockets, so that a synctest bubble sees when nothing can happen any more.
 func (a *api) startInMemory(t testing.TB) *Client {
 	t.Helper()
 	a.requests = map[string]int{}
@@ -93,7 +93,7 @@ func (a *api) serve(t testing.TB, server *httptest.Server, dial func(ctx context
 	return client
 }
 
-// pipeListener accepts what dial connects in memory.
+// pipeListener accepts in-memory connections from dial.
 type pipeListener struct {
 	connections chan net.Conn
 	closed      chan struct{}
@@ -204,7 +204,7 @@ func (a *api) virgate(node string) http.Handler {
 	})
 }
 
-// podsOf are those that the request asks for by name.
+// podsOf are the pods that the request names.
 func podsOf(all []corev1.Pod, r *http.Request) []corev1.Pod {
 	name, named := strings.CutPrefix(r.URL.Query().Get("fieldSelector"), "metadata.name=")
 	if !named {
@@ -228,7 +228,7 @@ func quantities(name string, count int64) corev1.ResourceList {
 	return corev1.ResourceList{corev1.ResourceName(name): *resource.NewQuantity(count, resource.DecimalSI), "cpu": resource.MustParse("8")}
 }
 
-// fill makes Nodes with 8 shares each, on each of them Virgate and one pod that has two of them.
+// fill makes Nodes with 8 shares each, and on each of them Virgate and a pod with two of them.
 func (a *api) fill(count int) {
 	for i := range count {
 		name := fmt.Sprintf("n%04d", i)
@@ -253,8 +253,8 @@ func virgatePod(node string) corev1.Pod {
 
 var options = Options{Domain: "nvidia.com", Namespace: "virgate", StatusTimeout: limit, AllTimeout: 2 * limit}
 
-// TestSlowNodes: fifty nodes that answer only when all others have been read hold up none of them,
-// and no more requests are under way than is said.
+// TestSlowNodes: fifty nodes answer only once all others were read. They delay none of the others, and the number
+// of concurrent requests stays within its limit.
 func TestSlowNodes(t *testing.T) {
 	const nodes, slow = 300, 50
 	var answered atomic.Int32
@@ -304,7 +304,7 @@ func TestSlowNodes(t *testing.T) {
 	}
 }
 
-// TestDeadNodes: a node that never answers is given up, after its own time or that of all.
+// TestDeadNodes: a node that never answers is given up after its own timeout, or the timeout for all.
 func TestDeadNodes(t *testing.T) {
 	for _, test := range []struct {
 		want     string
@@ -332,7 +332,7 @@ func TestDeadNodes(t *testing.T) {
 	}
 }
 
-// TestWrongAnswers: a node with a wrong answer, or none to ask for, is told of and changes nothing for others.
+// TestWrongAnswers: a node with a wrong answer, or without a pod to ask, has an error, and others are unaffected.
 func TestWrongAnswers(t *testing.T) {
 	a := &api{status: func(node string, w http.ResponseWriter, r *http.Request) {
 		switch node {
@@ -374,7 +374,7 @@ func TestWrongAnswers(t *testing.T) {
 	}
 }
 
-// TestPages: lists come in pages, of which nothing is left out.
+// TestPages: lists are read in pages, without loss.
 func TestPages(t *testing.T) {
 	a := &api{noForward: true}
 	a.fill(listLimit + 1)
@@ -397,7 +397,7 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestRights: without the pods, Nodes are shown all the same; without Nodes there is nothing.
+// TestRights: without pods, Nodes are still shown; without Nodes, nothing is.
 func TestRights(t *testing.T) {
 	a := &api{denied: []string{"pods"}}
 	a.fill(1)
@@ -414,8 +414,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestNames: only the nodes that are named, and the pods that are there or nowhere; a name that is
-// none is an error.
+// TestNames: only the named nodes are read, with the pods on them or on no node. An unknown name is an error.
 func TestNames(t *testing.T) {
 	a := &api{noForward: true}
 	a.fill(3)
@@ -433,8 +432,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// BenchmarkRead is the first table of 1,000 nodes with 30,000 pods and their status pages, and the
-// most memory that a process of its own had for it.
+// BenchmarkRead is the first table of 1,000 nodes with 30,000 pods and their status pages, and the most memory
+// that a separate process used for it.
 func BenchmarkRead(b *testing.B) {
 	a := &api{}
 	a.fill(1000)
@@ -511,10 +510,10 @@ func BenchmarkRead(b *testing.B) {
 	b.ReportMetric(peak/1024, "peak-MiB")
 }
 
-// peakVariable has the server for TestPeak.
+// peakVariable has the server's address for TestPeak.
 const peakVariable = "VIRGATE_CLUSTER_SERVER"
 
-// TestPeak is the process that BenchmarkRead asks for the most memory that it has had.
+// TestPeak is the process whose peak memory BenchmarkRead measures.
 func TestPeak(t *testing.T) {
 	url := os.Getenv(peakVariable)
 	if url == "" {

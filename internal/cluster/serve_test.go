@@ -86,7 +86,7 @@ func TestServeRefuses(t *testing.T) {
 			t.Errorf("%s: %v", path, answer.Header)
 		}
 	}
-	// Who has a name point at 127.0.0.1 gets nothing, nor does who doesn't know the whole address.
+	// A foreign name for 127.0.0.1 gets nothing, nor does a request without the whole address.
 	for _, test := range []struct {
 		host, path string
 		want       int
@@ -152,7 +152,7 @@ func TestServeJSON(t *testing.T) {
 	}
 }
 
-// TestTiles: the page is sent what has changed, and everything where that is not known.
+// TestTiles: the page gets the changed tiles, or all if the changes are unknown.
 func TestTiles(t *testing.T) {
 	s := serve(t, nodes("n1", "n2", "n3"))
 	version := func() string { return strconv.FormatInt(s.page.version, 10) }
@@ -212,7 +212,7 @@ func TestTiles(t *testing.T) {
 	}
 }
 
-// TestHostileNames: whatever others write to a Node, a pod or a status page is text.
+// TestHostileNames: anything that others write to a Node, a pod or a status page is shown as text.
 func TestHostileNames(t *testing.T) {
 	const evil = `"'><script>alert(1)</script><img src=x onerror=alert(1)></title></svg>&lt;b&gt;` + "\u202e\x1b[31m"
 	s := serve(t, &Snapshot{
@@ -243,7 +243,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// TestTileView: what the filters match, the boards and the colour of a node.
+// TestTileView checks the text for filters, the boards and the colour of a node.
 func TestTileView(t *testing.T) {
 	gpus := []GPUView{
 		{Index: "0", ID: "a", Replicas: 4, Held: 3, Health: "healthy", Holders: []HolderView{{"x", "p", "c", 1}, {"y", "Q", "c", 2}}},
@@ -272,8 +272,8 @@ func TestTileView(t *testing.T) {
 	}
 }
 
-// TestNotReadable: a node whose status page may not be read is no fault, and says so; before it was
-// asked, nothing is said.
+// TestNotReadable: an unreadable status page is no fault, and is noted; before the node was asked, there is no
+// note.
 func TestNotReadable(t *testing.T) {
 	const refused = "you may not"
 	all := nodes("n1")
@@ -298,7 +298,7 @@ func TestNotReadable(t *testing.T) {
 	}
 }
 
-// TestNodePage: a node's page is the one that the node has itself, where it can be read.
+// TestNodePage: if readable, a node's page is the one that the node serves itself.
 func TestNodePage(t *testing.T) {
 	snapshot := nodes("n1", "n2")
 	snapshot.Nodes[1].Capacity, snapshot.Pods = gpu(4), []Pod{pod("x", "p", "n2", "GPU-1::0")}

@@ -30,7 +30,7 @@ func pod(namespace, name, node string, devices ...string) Pod {
 	return p
 }
 
-// TestNodes holds the first table, of Nodes and pods and of status pages.
+// TestNodes checks the first table, from Nodes, pods and status pages.
 func TestNodes(t *testing.T) {
 	page := &status.Status{
 		Profile: status.Profile{State: nodereport.ProfileRejected, Wanted: nodereport.ProfileRef{Name: "b"}, Applied: &nodereport.ProfileRef{Name: "a"}, Problem: "b:1: wrong"},
@@ -97,7 +97,7 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestGPUs: without a status page what pods hold, with it every unit.
+// TestGPUs: without a status page, the units that pods hold; with it, every unit.
 func TestGPUs(t *testing.T) {
 	sick := pod("b", "q", "n1", "GPU-1::3")
 	sick.Devices[0].Health = "Unhealthy"
@@ -137,8 +137,7 @@ func TestGPUs(t *testing.T) {
 	}
 }
 
-// TestTenants: two namespaces share where both hold the same unit, not where they hold two
-// partitions of a GPU.
+// TestTenants: two namespaces share if both hold the same unit, not if they hold two partitions of a GPU.
 func TestTenants(t *testing.T) {
 	view := NewView(Snapshot{
 		At: now, Nodes: []Node{{Name: "n1"}},
@@ -156,7 +155,7 @@ func TestTenants(t *testing.T) {
 	}
 }
 
-// TestRequests: what the scheduler counts for a pod with init containers and sidecars.
+// TestRequests checks requests as the scheduler counts them, with init containers and sidecars.
 func TestRequests(t *testing.T) {
 	always := corev1.ContainerRestartPolicyAlways
 	container := func(count int64, restart *corev1.ContainerRestartPolicy) corev1.Container {
@@ -183,7 +182,7 @@ func TestRequests(t *testing.T) {
 	}
 }
 
-// TestRuleViews counts the nodes of each rule by what they say themselves: annotations, or the status page.
+// TestRuleViews counts the nodes of each rule by their annotations or status pages.
 func TestRuleViews(t *testing.T) {
 	node := func(name, wanted, by, rules, state string, change func(*Node)) Node {
 		n := Node{Name: name, Wanted: wanted, WantedBy: by, Rules: rules, State: state, Applied: wanted}

@@ -24,10 +24,10 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// watched is what an api has for watches. Its mutex is the api's.
+// watched is an api's state for watches. It shares the api's mutex.
 type watched struct {
 	server *httptest.Server
-	// version is that of the last change; what is older than oldest is forgotten.
+	// version is the version of the last change; versions before oldest are forgotten.
 	version, oldest int
 	events          []event
 	// moved is closed at the next change; down refuses each request.
@@ -48,7 +48,7 @@ func (a *api) locked(of *metav1.ListMeta, read func()) {
 	of.ResourceVersion = strconv.Itoa(a.version + 1)
 }
 
-// change makes a change and tells the watches.
+// change makes a change and sends it to the watches.
 func (a *api) change(kind, what string, object metav1.Object, change func()) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -70,7 +70,7 @@ func (a *api) wake() {
 	}
 }
 
-// cut breaks all connections; while the server is down, whoever connects again is refused.
+// cut breaks all connections; with down, new ones are refused.
 func (a *api) cut(down bool) {
 	a.mutex.Lock()
 	a.down = down
@@ -145,7 +145,7 @@ func (a *api) deletePod(name string) {
 	a.change("pods", "DELETED", &pod, func() { a.pods = slices.Delete(a.pods, i, i+1) })
 }
 
-// says answers as each node would, and counts.
+// says answers for each node, and counts.
 func says(asked *atomic.Int32) func(string, http.ResponseWriter, *http.Request) {
 	return func(node string, w http.ResponseWriter, _ *http.Request) {
 		asked.Add(1)
@@ -153,7 +153,7 @@ func says(asked *atomic.Int32) func(string, http.ResponseWriter, *http.Request) 
 	}
 }
 
-// started is a Watcher that runs, with little pause, until the test ends or stop is called.
+// started is a running Watcher with short pauses; it ends with the test or with stop.
 func started(t testing.TB, client *Client, o Options, change func(*watchPace)) (w *Watcher, stop func()) {
 	t.Helper()
 	w = client.NewWatcher(o)
@@ -178,7 +178,7 @@ func started(t testing.TB, client *Client, o Options, change func(*watchPace)) (
 	return w, stop
 }
 
-// until waits for a snapshot of which that is true.
+// until waits for a snapshot that satisfies is.
 func until(t testing.TB, w *Watcher, what string, is func(Snapshot) bool) Snapshot {
 	t.Helper()
 	late, cancel := context.WithTimeout(t.Context(), limit)
@@ -209,8 +209,8 @@ func gpuPod(name, node string) corev1.Pod {
 	}
 }
 
-// settled waits until both watches have told of something: one that is cut before that within a second
-// is taken by the Reflector for one that never worked, and it lists.
+// settled waits until both watches have had an event. Otherwise, the Reflector takes a watch that is cut within a
+// second for one that never worked, and lists.
 func (a *api) settled(t testing.TB, w *Watcher) {
 	t.Helper()
 	until(t, w, "the lists", func(Snapshot) bool { return true })
@@ -221,8 +221,8 @@ func (a *api) settled(t testing.TB, w *Watcher) {
 	})
 }
 
-// TestWatch: what changes is in a next snapshot, and those before it stay as they were. Nobody lists
-// a second time, and what has nothing to do with GPUs is not kept.
+// TestWatch: a change is in the next snapshot, and earlier snapshots do not change. There is no second list, and
+// pods without GPUs are not kept.
 func TestWatch(t *testing.T) {
 	var asked atomic.Int32
 	a := &api{status: says(&asked)}
@@ -264,7 +264,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchSame: what is written again as it was is no change.
+// TestWatchSame: an update without a difference is no change.
 func TestWatchSame(t *testing.T) {
 	a := &api{}
 	a.fill(1)
@@ -279,8 +279,8 @@ func TestWatchSame(t *testing.T) {
 	}
 }
 
-// TestWatchAsksAtOnce: a node is asked for its status page again when its profile has changed or
-// Virgate's pod is another, and no other node is.
+// TestWatchAsksAtOnce: a node's status page is read again when its profile or Virgate's pod has changed, and no
+// other node's is.
 func TestWatchAsksAtOnce(t *testing.T) {
 	var asked atomic.Int32
 	a := &api{status: says(&asked)}
@@ -297,7 +297,7 @@ func TestWatchAsksAtOnce(t *testing.T) {
 		func() {
 			a.setNode(1, func(n *corev1.Node) { n.Annotations = map[string]string{nodestatus.GenerationAnnotation: "2"} })
 		},
-		func() { // The name decides who is asked of two.
+		func() { // Of two pods, the name decides which is asked.
 			pod := virgatePod("n0001")
 			pod.Name += ".z"
 			a.addPod(pod)
@@ -316,7 +316,7 @@ func TestWatchAsksAtOnce(t *testing.T) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: nodestatus.ConditionType, Status: corev1.ConditionTrue}}
 	})
 	until(t, w, "the heartbeat", func(s Snapshot) bool { return s.Nodes[1].Condition.Type != "" })
-	// A node that goes away takes its page with it.
+	// A removed node takes its page with it.
 	a.setNode(1, func(n *corev1.Node) {
 		n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "Gone"}}
 	})
@@ -334,8 +334,7 @@ func TestWatchAsksAtOnce(t *testing.T) {
 	}
 }
 
-// TestWatchAsksAgain: each page is read again after its time, and snapshots come although nothing
-// has changed.
+// TestWatchAsksAgain: each page is read again after a time, and snapshots come without changes.
 func TestWatchAsksAgain(t *testing.T) {
 	var asked atomic.Int32
 	a := &api{status: says(&asked)}
@@ -360,7 +359,7 @@ func TestWatchAsksAgain(t *testing.T) {
 	until(t, w, "a second", func(s Snapshot) bool { return s.At.After(one.At) })
 }
 
-// TestWatchPace: snapshots keep their distance, and there are no more requests at once than Read makes.
+// TestWatchPace: snapshots keep their interval, and there are at most as many requests at once as in Read.
 func TestWatchPace(t *testing.T) {
 	const least = 20 * time.Millisecond
 	var asked atomic.Int32
@@ -382,14 +381,14 @@ func TestWatchPace(t *testing.T) {
 	}
 }
 
-// TestWatchExpired: what the server has forgotten is listed again, and nothing of it is missed.
+// TestWatchExpired: after an expired version, the watcher lists again and misses nothing.
 func TestWatchExpired(t *testing.T) {
 	a := &api{noForward: true}
 	a.fill(2)
 	w, _ := started(t, a.start(t), options, nil)
 	a.settled(t, w)
 	before := a.asked("pods")
-	a.mutex.Lock() // Of these changes no watch is told.
+	a.mutex.Lock() // No watch gets these changes.
 	a.pods = append(slices.DeleteFunc(a.pods, func(p corev1.Pod) bool { return p.Name == "pn0000" }), gpuPod("new", "n0001"))
 	a.version++
 	a.oldest = a.version + 1
@@ -406,8 +405,8 @@ func TestWatchExpired(t *testing.T) {
 	}
 }
 
-// TestWatchBroken: while the server is away the last data stays, with its status pages, and since
-// when is said; afterwards it goes on.
+// TestWatchBroken: while the server is away, the last data and status pages stay, with the time since when;
+// afterwards the watch goes on.
 func TestWatchBroken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int32
@@ -448,8 +447,7 @@ func TestWatchBroken(t *testing.T) {
 	})
 }
 
-// TestWatchSlowPages: a page that does not come keeps nothing else from being shown, and what a node
-// said before stays for a while.
+// TestWatchSlowPages: a page that does not come delays nothing else, and a node's last page stays for a while.
 func TestWatchSlowPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hang atomic.Bool
@@ -493,8 +491,8 @@ func TestWatchSlowPages(t *testing.T) {
 	})
 }
 
-// TestWatchRights: who may not watch Nodes is told so at once. Without pods there are Nodes; pods that
-// may be listed and not watched are shown with a note.
+// TestWatchRights: a user who may not watch Nodes gets an error at once. Without pods there are still Nodes. Pods
+// that may be listed but not watched are shown with a note.
 func TestWatchRights(t *testing.T) {
 	for denied, want := range map[string]string{"nodes": "list nodes: nodes is forbidden", "watch nodes": "watch nodes: nodes is forbidden"} {
 		a := &api{denied: []string{denied}}
@@ -521,8 +519,8 @@ func TestWatchRights(t *testing.T) {
 	}
 }
 
-// TestWatchNames: the named nodes and the pods there; a name that is none is an error at first, and
-// none when the node was there.
+// TestWatchNames: the named nodes and their pods. An unknown name is an error at first, but not once the node was
+// there.
 func TestWatchNames(t *testing.T) {
 	a := &api{noForward: true}
 	a.fill(3)
@@ -552,7 +550,7 @@ func TestWatchNames(t *testing.T) {
 	until(t, w, "without it", func(s Snapshot) bool { return len(s.Nodes) == 1 && len(s.Pods) == 3 && s.Lost == "" })
 }
 
-// TestWatchEnds: nothing of it runs on, whatever it was at.
+// TestWatchEnds: a Watcher leaves no goroutine, whatever it was doing.
 func TestWatchEnds(t *testing.T) {
 	var asked atomic.Int32
 	a := &api{status: says(&asked)}
@@ -593,8 +591,8 @@ func ours() string {
 	return strings.Join(left, "\n\n")
 }
 
-// BenchmarkWatch is what a Watcher keeps in memory for 1,000 nodes with 30,000 pods that hold shares,
-// without status pages, and what a snapshot of them takes to make.
+// BenchmarkWatch measures a Watcher's memory for 1,000 nodes with 30,000 pods that hold shares, without status
+// pages, and the time to make a snapshot.
 func BenchmarkWatch(b *testing.B) {
 	const nodes, pods = 1000, 30000
 	w := (&Client{}).NewWatcher(Options{Domain: "nvidia.com", Namespace: "virgate"})

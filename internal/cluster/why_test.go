@@ -34,7 +34,7 @@ func gpuNode(name string, change ...func(*corev1.Node)) *corev1.Node {
 	return n
 }
 
-// waitingPod asks for count GPUs and 1 CPU, in namespace a; on a node it is one that holds them.
+// waitingPod requests count GPUs and 1 CPU, in namespace a; with a node, it holds them.
 func waitingPod(name, node string, count int64, change ...func(*corev1.Pod)) *corev1.Pod {
 	requests := quantities("nvidia.com/gpu", count)
 	requests["cpu"] = resource.MustParse("1")
@@ -79,7 +79,7 @@ func saidOf(a Answer) []string {
 
 const unscheduledNote = "no scheduler has said anything of it; it is for the one named default-scheduler"
 
-// TestWhy holds what is said for each cause.
+// TestWhy checks the answer for each cause.
 func TestWhy(t *testing.T) {
 	only := func(nodes ...*corev1.Node) []*corev1.Node { return nodes }
 	name := func(p *corev1.Pod, from, to corev1.ResourceName) *corev1.Pod {
@@ -300,8 +300,8 @@ func TestWhy(t *testing.T) {
 	}
 }
 
-// TestWhyReads: of more than one listLimit of nodes, the one that has room is found, what other pods
-// have counts, and without the pods that is said.
+// TestWhyReads: among more than listLimit nodes, the one with room is found. Other pods count, and a note says if
+// they cannot be read.
 func TestWhyReads(t *testing.T) {
 	a := &api{}
 	a.fill(listLimit + 1)
@@ -329,7 +329,7 @@ func TestWhyReads(t *testing.T) {
 	}
 }
 
-// TestWhyNoPod: a pod that is not there is an error, with the quota that may refuse it.
+// TestWhyNoPod: a missing pod is an error, with the quota that may refuse it.
 func TestWhyNoPod(t *testing.T) {
 	quota := func(namespace, name, used string) corev1.ResourceQuota {
 		return corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Status: corev1.ResourceQuotaStatus{
@@ -368,8 +368,7 @@ func TestWhyNoPod(t *testing.T) {
 	}
 }
 
-// TestWhyDetails: what Virgate's status page says of GPUs that the pod does not get is told of nodes
-// that lack them, with the way out.
+// TestWhyDetails: the answer explains GPUs that a node lacks from its status page, with the remedy.
 func TestWhyDetails(t *testing.T) {
 	released := "GPU 1 (GPU-b) " + nodereport.ReleasedUntil + "12:00 UTC, or until virgate gpu restore"
 	none := func(n *corev1.Node) { n.Status.Capacity, n.Status.Allocatable = nil, nil }
@@ -440,7 +439,7 @@ func TestWhyDetails(t *testing.T) {
 	}
 }
 
-// TestWhyReadsPages: of nodes that lack what the pod wants the status pages are read, of a few only.
+// TestWhyReadsPages: the status pages of a few nodes that lack the pod's resource are read.
 func TestWhyReadsPages(t *testing.T) {
 	a := &api{status: func(node string, w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(status.Status{Node: node, Warnings: []string{"GPU 0 " + nodereport.ReleasedUntil + "noon"}})
@@ -465,7 +464,7 @@ func TestWhyReadsPages(t *testing.T) {
 	}
 }
 
-// TestWhyPodsUnread: without the pods no node is called full, and that it may be is said.
+// TestWhyPodsUnread: without the pods, no node counts as full, and a note says that nodes may be.
 func TestWhyPodsUnread(t *testing.T) {
 	p := waitingPod("p", "", 1)
 	a := Why(Question{Pod: p, Domain: "nvidia.com", Nodes: []Candidate{NewCandidate(p, gpuNode("n1"), "nvidia.com")}, PodsUnread: "forbidden"})

@@ -12,7 +12,7 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// completed is what the words of a command line can end with.
+// completed lists the completions of a command line with these words.
 func completed(t *testing.T, words ...string) string {
 	t.Helper()
 	var out strings.Builder
@@ -72,7 +72,7 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// TestCompletionInShells has each shell of this machine read its script and complete a word.
+// TestCompletionInShells has each shell of this machine load its script and complete a word.
 func TestCompletionInShells(t *testing.T) {
 	folder := t.TempDir()
 	program := "#!/bin/sh\nprintf '%s|' \"$@\" >>" + folder + "/asked\nprintf 'json\\tas JSON\\njs\\n:4\\n'\n"

@@ -12,7 +12,7 @@ import (
 	"github.com/urfave/cli/v3"
 )
 
-// shown runs a command that shows two units, and returns its exit code and what it prints.
+// shown runs a command that shows two units, and returns its exit code and output.
 func shown(t *testing.T, stdout io.Writer, args ...string) (code int, stderr string) {
 	t.Helper()
 	var errors strings.Builder
@@ -62,7 +62,7 @@ func TestShow(t *testing.T) {
 	}
 }
 
-// TestColours: only what a person reads on a terminal has colours, unless NO_COLOR has a value.
+// TestColours: only text on a terminal has colours, unless NO_COLOR has a value.
 func TestColours(t *testing.T) {
 	const painted = "a \x1b[31mfailed\x1b[0m, \ufffd\n"
 	path := filepath.Join(t.TempDir(), "terminal")

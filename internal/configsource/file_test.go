@@ -58,8 +58,8 @@ func startWatch(t *testing.T, f interface {
 	}
 }
 
-// TestReadingEnds checks that nothing waits for a FIFO that has no writer when it has to end,
-// and that one with a writer is read.
+// TestReadingEnds checks that reading a FIFO without a writer ends with the context, and that one with a writer
+// is read.
 func TestReadingEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fifo")
 	if err := syscall.Mkfifo(path, 0o600); err != nil {
@@ -93,7 +93,7 @@ func TestReadingEnds(t *testing.T) {
 			t.Errorf("error is %v", err)
 		}
 	}
-	// Whoever still waits for a writer gets one.
+	// Release a reader that still waits for a writer.
 	if writer, err := os.OpenFile(path, os.O_RDWR, 0); err == nil {
 		_ = writer.Close()
 	}
@@ -105,8 +105,8 @@ func TestDirectoryForAFile(t *testing.T) {
 	}
 }
 
-// TestProfileParsedOnce: a fault of a GPU asks for the profile too, and must not
-// wait until the same document has been parsed again.
+// TestProfileParsedOnce: a fault of a GPU needs the profile too, and must not wait for the same document to be
+// parsed again.
 func TestProfileParsedOnce(t *testing.T) {
 	started, err := configs.Parse("", nil, nil)
 	if err != nil {
@@ -170,8 +170,8 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// TestTruncatedFile reads while somebody is between emptying the file and writing
-// it. One that has always been empty is a profile.
+// TestTruncatedFile reads between truncating the file and writing it. A file that was empty from the start is a
+// profile.
 func TestTruncatedFile(t *testing.T) {
 	f := &File{Path: filepath.Join(t.TempDir(), "p.yaml")}
 	started, err := f.defaults()
@@ -317,8 +317,7 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
-// TestMountedDirectory: one reading is of one version, also when the links of
-// single files point elsewhere.
+// TestMountedDirectory: one reading has one version, even if the links of single files point elsewhere.
 func TestMountedDirectory(t *testing.T) {
 	dir := t.TempDir()
 	for version, content := range map[string]string{"..1": four, "..2": ten} {
@@ -338,8 +337,8 @@ func TestMountedDirectory(t *testing.T) {
 	}
 }
 
-// TestSeenBetweenTwoLooks: a profile that came and went between two looks of
-// Watch, but was read meanwhile, is a change: whoever read it has to read again.
+// TestSeenBetweenTwoLooks: a profile that came and went between two looks of Watch, but was read meanwhile, is a
+// change, so that it is read again.
 func TestSeenBetweenTwoLooks(t *testing.T) {
 	dir := t.TempDir()
 	d, f := &Directory{Path: dir}, &File{Path: filepath.Join(dir, "default")}
@@ -360,8 +359,7 @@ func TestSeenBetweenTwoLooks(t *testing.T) {
 	inFile()
 }
 
-// TestFileAndMIGLabel has a profile of a file wait for the label where it is of
-// consequence, and nowhere else.
+// TestFileAndMIGLabel has a file's profile wait for the label only if the label matters.
 func TestFileAndMIGLabel(t *testing.T) {
 	nodes := newFakeServer()
 	log := slog.New(slog.DiscardHandler)
@@ -390,7 +388,7 @@ func TestFileAndMIGLabel(t *testing.T) {
 			}
 			next()
 		}
-		// Another one can be foreseen, and is not in force.
+		// Another layout can be forecast, without being in force.
 		if selected, err := f.WithLabel(MIGLabel, "all-balanced"); err != nil || selected.Profile.MIG.Name != "all-balanced" {
 			t.Errorf("foreseen %+v, %v", selected.Profile.MIG, err)
 		}

@@ -16,8 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/kube"
 )
 
-// FuzzParseConfigMapName checks that a name which is accepted has both parts, and
-// is the text again.
+// FuzzParseConfigMapName checks that an accepted name has both parts, and gives the same text.
 func FuzzParseConfigMapName(f *testing.F) {
 	for _, text := range []string{"gpu/profiles", "/", "a/", "/b", "a", "a/b/c", "", "a/b\n", "../x"} {
 		f.Add(text)
@@ -30,8 +29,8 @@ func FuzzParseConfigMapName(f *testing.F) {
 	})
 }
 
-// FuzzChoose checks that what is chosen is there, or is the empty document, or
-// there is an error; and that the order of the names does not matter.
+// FuzzChoose checks that the choice exists, is the empty document or is an error, and that the order of names
+// does not matter.
 func FuzzChoose(f *testing.F) {
 	f.Add("", "", "named,single,empty", "a default")
 	f.Add("a", "", "", "a b")
@@ -59,8 +58,7 @@ func FuzzChoose(f *testing.F) {
 	})
 }
 
-// FuzzRestore checks that a stored profile is what it was when it was stored, or an
-// error and nothing.
+// FuzzRestore checks that a stored profile is restored unchanged, or with an error and no profile.
 func FuzzRestore(f *testing.F) {
 	managed := "version: v1\nmig: {manage: true, config: all-balanced}\nflags: {migStrategy: mixed}\n"
 	f.Add("a", "a", managed, "all-1g.5gb")
@@ -83,8 +81,7 @@ func FuzzRestore(f *testing.F) {
 	})
 }
 
-// FuzzEvents checks that a watch with any objects in it leaves a ConfigMap and the
-// pods with something that can be read.
+// FuzzEvents checks that after a watch with any objects, the ConfigMap and the pods can still be read.
 func FuzzEvents(f *testing.F) {
 	add := func(kind string, object interface{ Marshal() ([]byte, error) }) {
 		data, err := object.Marshal()

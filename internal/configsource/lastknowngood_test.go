@@ -93,8 +93,8 @@ func TestLastKnownGood(t *testing.T) {
 	}
 }
 
-// TestLastKnownGoodIsWrittenAtTheEnd: what came into force just before the end is kept,
-// and a disk that is full then is no reason to fail.
+// TestLastKnownGoodIsWrittenAtTheEnd: a profile that came into force just before the end is kept, and a full disk
+// is then no error.
 func TestLastKnownGoodIsWrittenAtTheEnd(t *testing.T) {
 	for _, refusal := range []error{nil, errors.New("disk full")} {
 		store := &fakeStore{saved: make(chan struct{}, 100), err: refusal}
@@ -138,8 +138,8 @@ func TestLastKnownGoodOfNoUse(t *testing.T) {
 	}
 }
 
-// TestKeepsTheLayout has a profile come back with the layout that the label had
-// chosen, so that a reboot without an API server cuts nothing otherwise.
+// TestKeepsTheLayout restores a profile with the layout chosen by the label, so that a reboot without an API
+// server does not repartition.
 func TestKeepsTheLayout(t *testing.T) {
 	selected, err := configs.Documents{"a": cutting, "layouts": layouts}.Select("d", "a", nil)
 	if err != nil {
@@ -159,7 +159,7 @@ func TestKeepsTheLayout(t *testing.T) {
 	if got, ok := newTestLastKnownGood(t, store, nil).Load(); !ok || got.Generation != selected.Generation || got.Profile.MIG.Name != "mine" {
 		t.Errorf("kept %+v, want %+v", got, selected)
 	}
-	// One that would be refused now serves all the same: it was in force, before an upgrade.
+	// A profile that would now be refused is still served: it was in force, before an upgrade.
 	selected.Documents = map[string]string{"a": strings.Replace(cutting, "mixed", "none", 1), "layouts": layouts}
 	store.stored = &selected
 	if got, ok := newTestLastKnownGood(t, store, nil).Load(); !ok || got.Profile.MIG.Name != "mine" {
@@ -175,8 +175,8 @@ func TestKeepsTheLayout(t *testing.T) {
 	}
 }
 
-// TestKeepsMIGLeft has a profile come back without the right to make MIG layouts that are
-// another program's, so that a start without an API server does not fight it.
+// TestKeepsMIGLeft restores a profile that leaves MIG layouts to another program, so that a start without an API
+// server does not fight it.
 func TestKeepsMIGLeft(t *testing.T) {
 	selected, err := configs.Documents{"a": cutting}.Select("d", "a", nil)
 	if err != nil {

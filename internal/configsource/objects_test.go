@@ -27,7 +27,7 @@ const (
 	layouts = "version: v1\nmig-configs: {mine: [{devices: all, mig-enabled: false}]}\n"
 )
 
-// labeledNode is a Node with both labels; "" is none.
+// labeledNode is a Node with both labels; "" omits one.
 func labeledNode(profile, layout string) runtime.Object {
 	node := fakeNode("n1", profile).(*metav1.PartialObjectMetadata)
 	if layout != "" {
@@ -36,8 +36,7 @@ func labeledNode(profile, layout string) runtime.Object {
 	return node
 }
 
-// TestMIGLabel has the Node's other label choose among the layouts, where GPUs
-// may be cut, over the same watch.
+// TestMIGLabel has the Node's other label choose a layout, if GPUs may be partitioned, over the same watch.
 func TestMIGLabel(t *testing.T) {
 	s := newTestNode(t, nil)
 	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four, "layouts": layouts}))
@@ -65,8 +64,7 @@ func TestMIGLabel(t *testing.T) {
 	}
 	s.await(mine.Generation, "")
 
-	// A layout that may not be chosen is refused like one that does not exist, and so is one
-	// of which nothing would be offered.
+	// A layout that is not allowed is refused like an unknown one, and so is one that would offer nothing.
 	documents := configs.Documents{"a": "exclude: [9]\n" + strings.Replace(cutting, "config:", "allowed: [mine], config:", 1), "b": "mig: {manage: true}\n", "layouts": layouts}
 	allowing, err := documents.Select("", "a", nil)
 	if err != nil {
@@ -95,8 +93,8 @@ func TestMIGLabel(t *testing.T) {
 	}
 }
 
-// TestMIGManager leaves the MIG layouts to mig-manager where a label says that the operator
-// runs it, or somebody writes their state.
+// TestMIGManager leaves the MIG layouts to mig-manager if a label shows that the operator runs it, or if another
+// program writes their state.
 func TestMIGManager(t *testing.T) {
 	s := newTestNode(t, nil)
 	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": cutting, "b": four}))
@@ -140,8 +138,7 @@ func TestMIGManager(t *testing.T) {
 	s.await(own.Generation, "")
 }
 
-// TestPauseIn holds which labels ask for the GPUs to be let go of, what for, and which say nothing
-// that is known.
+// TestPauseIn checks which labels pause the GPUs, for what, and which values are unknown.
 func TestPauseIn(t *testing.T) {
 	const plugin, client, dra = "nvidia.com/gpu.deploy.device-plugin", "nvidia.com/gpu.deploy.client", "nvidia.com/gpu.deploy.dra-driver"
 	for _, test := range []struct {
@@ -170,9 +167,8 @@ func TestPauseIn(t *testing.T) {
 	}
 }
 
-// TestPaused holds that a pause begins with the label, ends when no label has asked for one for five
-// seconds, which is told, and is not known before the Node; and that a value which is not understood
-// is logged once.
+// TestPaused checks that a pause begins with the label, ends five seconds after the last label asked for one,
+// with a notification, and is unknown before the Node is. An unknown value is logged once.
 func TestPaused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const plugin = "nvidia.com/gpu.deploy.device-plugin"
@@ -240,7 +236,8 @@ func TestPaused(t *testing.T) {
 	})
 }
 
-// TestRunningClients: DCGM and its exporter run where their labels are true, and are left to mig-manager where that runs.
+// TestRunningClients: DCGM and its exporter run where their labels are true, and are left to mig-manager if that
+// runs.
 func TestRunningClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const dcgm, exporter = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"
@@ -283,8 +280,7 @@ func TestRunningClients(t *testing.T) {
 	})
 }
 
-// TestReplaced hears of each Node of the name once, also of one that was made
-// anew while nobody watched.
+// TestReplaced gets each new Node of the name once, also one recreated while the watch was down.
 func TestReplaced(t *testing.T) {
 	s := newTestNode(t, nil)
 	heard := make(chan struct{}, 10)
@@ -384,7 +380,7 @@ func TestPods(t *testing.T) {
 	server.Change("q", nil)
 	expect(map[string]sharing.Container{"1": {Namespace: "a", Pod: "p", Name: "waits"}})
 
-	// Another pod of the same name, while nobody watches.
+	// Another pod of the same name, while the watch is down.
 	server.SetAway(errors.New("refused"))
 	server.Change("p", nil)
 	server.Change("p", fakePod("3", "p", map[string]string{"waits": "c://3"}))
@@ -408,7 +404,7 @@ func TestPods(t *testing.T) {
 	expect(map[string]sharing.Container{"3": {Namespace: "a", Pod: "p", Name: "waits"}})
 }
 
-// TestWithLabel: what would be with another label is what is once the Node has it.
+// TestWithLabel: the forecast for another label matches the result once the Node has it.
 func TestWithLabel(t *testing.T) {
 	s := newTestNode(t, nil)
 	if _, err := s.source.WithLabel(labelName, "a"); !errors.Is(err, configs.ErrPending) {
@@ -464,7 +460,7 @@ func TestWithLabel(t *testing.T) {
 			t.Errorf("%s: %v, want %q", test.label, err, test.want)
 		}
 	}
-	// Whoever makes the layouts is named, and it is no fault of the profile.
+	// The program that makes the layouts is named, and the profile is not at fault.
 	left := labeledNode("a", "").(*metav1.PartialObjectMetadata)
 	metav1.SetMetaDataLabel(&left.ObjectMeta, migManagerLabel, "true")
 	s.nodes.Change("n1", left)

@@ -77,7 +77,7 @@ func TestRules(t *testing.T) {
 	s.by("refused rules of ConfigMap gpu/profiles")
 	s.nodes.Change("n1", pooled("pool", "a"))
 	s.await(generation(t, two), "rule 2: no profile has this name")
-	s.nodes.Change("n1", pooled("pool", "a", labelName, "ten")) // Who needs another profile now has the label.
+	s.nodes.Change("n1", pooled("pool", "a", labelName, "ten")) // A node that needs another profile now has the label.
 	s.await(generation(t, ten), "")
 	s.nodes.Change("n1", pooled("pool", "a"))
 	s.await(generation(t, ten), "rule 2: no profile has this name")
@@ -117,7 +117,7 @@ func TestRulesLayout(t *testing.T) {
 	}
 }
 
-// TestRulesBeforeTheGPUs uses the default until it is known which GPUs the node has, where that matters.
+// TestRulesBeforeTheGPUs uses the default until the node's GPUs are known, if they matter.
 func TestRulesBeforeTheGPUs(t *testing.T) {
 	var inventory atomic.Pointer[map[string]string]
 	s := newTestNode(t, func(n *NodeSource) {
@@ -153,7 +153,7 @@ func TestRulesBeforeTheGPUs(t *testing.T) {
 	s.look()
 	s.await(generation(t, two), "")
 
-	// A profile with other settings of the process cannot come into force by such a rule, and the error says why.
+	// Such a rule cannot put a profile with other process settings into force, and the error gives the reason.
 	ten := ten + "flags: {failOnInitError: false}\n"
 	s.maps.Change("profiles", fakeConfigMap(map[string]string{"four": four, "two": two, "ten": ten, configs.RulesName: byModel}))
 	await.True(t, "the changed ConfigMap", func() bool {
@@ -165,7 +165,8 @@ func TestRulesBeforeTheGPUs(t *testing.T) {
 	s.await(generation(t, two), "the process starts with the default's settings")
 }
 
-// TestRulesWithoutGPUs: a program that never knows the GPUs says so, and chooses nothing in place of what a rule would.
+// TestRulesWithoutGPUs: a program that never knows the GPUs reports that, and chooses nothing in place of a
+// rule's profile.
 func TestRulesWithoutGPUs(t *testing.T) {
 	s := newTestNode(t, func(n *NodeSource) { n.Default = "two" })
 	s.nodes.Change("n1", pooled("pool", "a"))
@@ -179,7 +180,8 @@ func TestRulesWithoutGPUs(t *testing.T) {
 	}
 }
 
-// TestRulesSpread: a changed ConfigMap is taken within the time that its rules say, by each node at another one.
+// TestRulesSpread: a changed ConfigMap takes effect within the time in its rules, on each node at a different
+// moment.
 func TestRulesSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		spread := func(time string) string { return "spread: " + time + "\n" + byPool }
@@ -189,7 +191,7 @@ func TestRulesSpread(t *testing.T) {
 		s.run()
 		s.await(generation(t, four), "")
 
-		// The text of a profile changes, and the rules say how fast.
+		// The text of a profile changes; the rules set how fast.
 		edit := func(rules string, replicas int) string {
 			text := strings.Replace(four, "4", fmt.Sprint(replicas), 1)
 			s.maps.Change("profiles", fakeConfigMap(map[string]string{"four": text, "ten": ten, "two": two, configs.RulesName: rules}))
@@ -208,7 +210,7 @@ func TestRulesSpread(t *testing.T) {
 				t.Fatalf("taken after %s", delay)
 			}
 			delays[delay] = true
-			// Changes that follow do not put it off.
+			// Further changes do not delay it.
 			for j := range 5 {
 				next = edit(spread("1h"), 100+10*i+j)
 			}
@@ -222,7 +224,7 @@ func TestRulesSpread(t *testing.T) {
 			}
 		}
 
-		// A change that is taken back in time changes nothing.
+		// A change that is undone in time has no effect.
 		applied := len(s.applied)
 		edit(spread("1h"), 5)
 		edit(spread("1h"), 294)
@@ -232,7 +234,7 @@ func TestRulesSpread(t *testing.T) {
 			t.Errorf("%d changes by one that was taken back, delayed until %s", len(s.applied)-applied, selected.Delayed)
 		}
 
-		// The node's labels count at once, and so does its own label, which can name what is new.
+		// The node's labels count at once, also its own profile label, which can name a new profile.
 		edit(spread("1h"), 6)
 		s.nodes.Change("n1", pooled("pool", "b"))
 		synctest.Wait()
@@ -246,7 +248,7 @@ func TestRulesSpread(t *testing.T) {
 		}
 		s.nodes.Change("n1", pooled("pool", "a"))
 		synctest.Wait()
-		// Without a spread it is at once, and so is what is wrong.
+		// Without a spread, changes and errors take effect at once.
 		next := edit(spread("1h"), 7)
 		if s.last() == next {
 			t.Error("taken at once")
@@ -258,7 +260,7 @@ func TestRulesSpread(t *testing.T) {
 		if s.problem == nil || s.last() != next {
 			t.Errorf("a broken list: %v", s.problem)
 		}
-		// The one that replaces it ends the refusal at once. After that, the spread counts again.
+		// The next list ends the refusal at once. After that, the spread counts again.
 		next = edit(spread("1h"), 10)
 		if s.problem != nil || s.last() != next {
 			t.Errorf("after a broken list: %v", s.problem)
@@ -281,8 +283,8 @@ func (s *testNode) last() string {
 // sleepFor lets the time of a synctest bubble pass.
 func sleepFor(d time.Duration) { <-time.After(d) } //nolint:forbidigo // the time is simulated
 
-// TestRulesAnySequence: whatever happens to the Node's labels and the rules, what comes into force is always what some
-// good rules say of some labels that there were, a broken list changes nothing, and the end is what the last ones say.
+// TestRulesAnySequence: for any changes of labels and rules, each profile in force follows from some valid rules
+// and some labels, a broken list changes nothing, and the last ones decide in the end.
 func TestRulesAnySequence(t *testing.T) {
 	for seed := range uint64(10) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -316,7 +318,7 @@ func TestRulesAnySequence(t *testing.T) {
 							labels[name] = []string{"four", "ten"}[random.IntN(2)]
 						}
 					}
-					before := "" // What was in force.
+					before := "" // The profile that was in force.
 					if synctest.Wait(); len(s.applied) > 0 {
 						before = s.last()
 					}
@@ -345,7 +347,7 @@ func TestRulesAnySequence(t *testing.T) {
 	}
 }
 
-// sameStep says that the last change was the labels', which were put before the broken list was.
+// sameStep reports whether the last change came from the labels, which were set before the broken list.
 func sameStep(s *testNode, before string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -25,7 +25,7 @@ func TestChoose(t *testing.T) {
 		name string
 		wish Criteria
 		want string
-		err  string // part of it; "" for none
+		err  string // part of it; "" without one
 	}{
 		{"the label", Criteria{LabelName: label, Label: "b", Default: "a", Names: two}, "b", ""},
 		{"the label names nothing", Criteria{LabelName: label, Label: "c", Default: "a", Fallbacks: all, Names: two}, "c", `the node label nvidia.com/device-plugin.config wants "c": it holds a, b`},
@@ -52,8 +52,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseProperties: what is chosen exists, the label outranks everything,
-// and the order of names means nothing.
+// TestChooseProperties: the choice exists, the label outranks everything, and the order of names does not matter.
 func TestChooseProperties(t *testing.T) {
 	names := []string{"", "a", "b", "c", "default"}
 	property := func(label, preset, bits, order uint8) bool {
@@ -126,8 +125,8 @@ func FuzzParseFallbacks(f *testing.F) {
 	})
 }
 
-// TestNothingBeforeTheLabel is B11 of other plugins: the default must not come
-// into force while the label is not known, however long that takes.
+// TestNothingBeforeTheLabel is B11 of other plugins: the default must not come into force before the label is
+// known, however long that takes.
 func TestNothingBeforeTheLabel(t *testing.T) {
 	s := newTestNode(t, func(n *NodeSource) { n.Default = "four" })
 	s.nodes.Change("n1", fakeNode("n1", "ten"))
@@ -145,8 +144,8 @@ func TestNothingBeforeTheLabel(t *testing.T) {
 	}
 }
 
-// TestServerAway: what was last seen stays, and what changed meanwhile is seen
-// when it is back, also where the watch cannot go on.
+// TestServerAway: the last state stays, and changes made meanwhile are seen when the server is back, even if the
+// watch cannot go on.
 func TestServerAway(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -159,8 +158,7 @@ func TestServerAway(t *testing.T) {
 			s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": ten}))
 			s.run()
 			s.await(generation(t, ten), "")
-			// A watch that has brought nothing within its first second, the Reflector
-			// takes for a broken one, and lists.
+			// The Reflector takes a watch without an event in its first second for a broken one, and lists.
 			s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": four}))
 			s.await(generation(t, four), "")
 			s.maps.SetAway(errors.New("connection refused"))
@@ -183,8 +181,7 @@ func TestServerAway(t *testing.T) {
 	}
 }
 
-// TestDeletedWhileAway is B15 of other plugins: a Node that goes while nobody
-// watches.
+// TestDeletedWhileAway is B15 of other plugins: a Node is deleted while the watch is down.
 func TestDeletedWhileAway(t *testing.T) {
 	s := newTestNode(t, nil)
 	s.nodes.Change("n1", fakeNode("n1", "a"))
@@ -200,7 +197,7 @@ func TestDeletedWhileAway(t *testing.T) {
 	s.await(generation(t, ten), "")
 }
 
-// TestOtherObjects: what a server sends beyond what was asked for is ignored.
+// TestOtherObjects: objects that were not asked for are ignored.
 func TestOtherObjects(t *testing.T) {
 	third := strings.Replace(four, "4", "3", 1)
 	s := newTestNode(t, nil)
@@ -221,7 +218,7 @@ func TestOtherObjects(t *testing.T) {
 	}
 }
 
-// TestSettingOfTheProcess: a profile that changes one is refused as a whole.
+// TestSettingOfTheProcess: a profile that changes a process setting is refused as a whole.
 func TestSettingOfTheProcess(t *testing.T) {
 	s := newTestNode(t, nil)
 	s.nodes.Change("n1", fakeNode("n1", "a"))
@@ -236,8 +233,8 @@ func TestSettingOfTheProcess(t *testing.T) {
 	}
 }
 
-// TestReadsOnce: what has not changed is not read again, however often it is
-// asked for, since a fault of a GPU must not wait for a mebibyte of YAML.
+// TestReadsOnce: an unchanged profile is not read again, as a fault of a GPU must not wait for a mebibyte of
+// YAML.
 func TestReadsOnce(t *testing.T) {
 	s := newTestNode(t, nil)
 	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten}))
@@ -253,11 +250,9 @@ func TestReadsOnce(t *testing.T) {
 	}
 }
 
-// TestAnySequenceOfChanges: whatever happens to label and ConfigMap, the profile
-// in force ends as the choice over the last state, and what came into force on
-// the way were right choices, in order: each for a label and a ConfigMap that
-// were there, neither older than the one before. (The two have no common order:
-// a node may see the one change before the other.)
+// TestAnySequenceOfChanges: for any changes of label and ConfigMap, the profile in force ends as the choice over
+// the last state. Each profile on the way was a right choice for a label and a ConfigMap that existed, neither
+// older than the one before. (The two have no common order: a node may see one change before the other.)
 func TestAnySequenceOfChanges(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -282,7 +277,7 @@ func testSequenceOfChanges(t *testing.T, seed uint64) {
 	h.judge()
 }
 
-// history is what happened to label and ConfigMap, from the beginning.
+// history has all changes of label and ConfigMap, from the beginning.
 type history struct {
 	*testNode
 	random     *rand.Rand
@@ -291,7 +286,7 @@ type history struct {
 	made       int
 }
 
-// unique is a document that was never there before.
+// unique is a new document each time.
 func (h *history) unique() string {
 	h.made++
 	return strings.Replace(four, "4", fmt.Sprint(h.made), 1)
@@ -353,7 +348,7 @@ func (h *history) change() {
 	}
 }
 
-// judge finds for each profile that came into force when it was right.
+// judge finds when each profile that came into force was the right one.
 func (h *history) judge() {
 	label, documents := 0, 0
 	for step, applied := range h.applied {
@@ -384,7 +379,7 @@ func (h *history) judge() {
 	}
 }
 
-// fakeSource is a Source that changes when tell is called.
+// fakeSource is a Source that notifies when tell is called.
 type fakeSource struct {
 	Source
 	started chan struct{}
@@ -398,7 +393,7 @@ func (s *fakeSource) Watch(ctx context.Context, changed func()) error {
 	return nil
 }
 
-// TestWatching: changes are heard of before anybody listens, and afterwards.
+// TestWatching: changes are reported, whether they come before or after Watch is called.
 func TestWatching(t *testing.T) {
 	source := &fakeSource{started: make(chan struct{})}
 	a := StartWatching(t.Context(), &NodeSource{Source: source})

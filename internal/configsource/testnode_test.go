@@ -20,7 +20,7 @@ import (
 	"github.com/virgate/virgate/test/watchserver"
 )
 
-// fakeServer is a Client to an API server in memory, and soon there again after a cut.
+// fakeServer is a Client to an in-memory API server; it reconnects soon after a cut.
 type fakeServer struct{ *watchserver.Server }
 
 func newFakeServer() fakeServer { return fakeServer{watchserver.New()} }
@@ -44,8 +44,7 @@ func fakeConfigMap(documents map[string]string) runtime.Object {
 
 const labelName = "nvidia.com/device-plugin.config"
 
-// testNode is a node's source over two fake servers, and what it would have had
-// applied.
+// testNode is a node's source over two fake servers, and the profiles it would have applied.
 type testNode struct {
 	t           *testing.T
 	nodes, maps fakeServer
@@ -53,7 +52,7 @@ type testNode struct {
 	mu          sync.Mutex
 	applied     []string
 	problem     error
-	// problems counts looks that found one.
+	// problems counts looks with a problem.
 	problems int
 	stop     func()
 }
@@ -91,7 +90,7 @@ func (s *testNode) run() {
 	s.t.Cleanup(s.stop)
 }
 
-// look does what the agent does at every change.
+// look reads the profile, like the agent at every change.
 func (s *testNode) look() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,8 +104,7 @@ func (s *testNode) look() {
 	}
 }
 
-// await waits for the generation in force and a part of the problem, "" for
-// none.
+// await waits for the generation in force and a part of the problem, "" without one.
 func (s *testNode) await(generation, problem string) {
 	s.t.Helper()
 	await.Until(s.t, "a profile", func() error {

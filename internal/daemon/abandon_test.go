@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// TestResetThatDoesNotEnd holds that nothing waits for a reset which cannot be stopped.
+// TestResetThatDoesNotEnd checks that a reset that cannot be stopped is abandoned.
 func TestResetThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]time.Duration{"the program ends": abandonGrace, "the time is over": resetLimit + abandonGrace} {

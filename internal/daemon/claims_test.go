@@ -22,7 +22,7 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// claimsNode is the whole program on a simulated node that offers claims what its profile says.
+// claimsNode is the whole program on a simulated node that offers its profile's devices to claims.
 type claimsNode struct {
 	dir, hardware string
 	api           *simdra.API
@@ -53,7 +53,7 @@ func newClaimsNode(t testing.TB, hardware, profile string) *claimsNode {
 	return n
 }
 
-// start has the kubelet and the program run on the node as it is after a boot: without partitions.
+// start runs the kubelet and the program on the node as after a boot: without partitions.
 func (n *claimsNode) start(t testing.TB) {
 	t.Helper()
 	var err error
@@ -93,7 +93,7 @@ func (n *claimsNode) start(t testing.TB) {
 	}
 }
 
-// awaitDevices waits until so many, or more, are in the ResourceSlices.
+// awaitDevices waits until the ResourceSlices have at least so many devices.
 func (n *claimsNode) awaitDevices(t testing.TB, atLeast int) {
 	t.Helper()
 	if err := n.api.Until(n.patience, func() bool {
@@ -107,9 +107,8 @@ func (n *claimsNode) awaitDevices(t testing.TB, atLeast int) {
 	}
 }
 
-// TestReboot has a node with two pods on partitions that were made for their claims come up again
-// without these. The kubelet shows both pods before it asks for the first claim: each gets its
-// partition made again, with the same CDI entries.
+// TestReboot reboots a node with two pods on partitions made for their claims. The kubelet shows both pods before
+// it asks for the first claim. Each gets its partition made again, with the same CDI entries.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	n := newClaimsNode(t, "h100", "version: v1\nflags: {migStrategy: mixed}\nmig: {manage: true}\ndra: {resources: all, dynamicMIG: true}\n")
@@ -148,7 +147,7 @@ func TestReboot(t *testing.T) {
 	}
 }
 
-// prepare asks until the driver gives the claim its device, as the kubelet does.
+// prepare asks until the driver prepares the claim, like the kubelet.
 func (n *claimsNode) prepare(t *testing.T, claim *resourceapi.ResourceClaim) *drapb.Device {
 	t.Helper()
 	var devices []*drapb.Device

@@ -10,8 +10,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestConfigOfClaims holds which configurations of NVIDIA's driver a claim may have: none that asks
-// for what it would not get.
+// TestConfigOfClaims checks which configurations of NVIDIA's driver are accepted: none that would have no effect.
 func TestConfigOfClaims(t *testing.T) {
 	const version = `"apiVersion": "resource.nvidia.com/v1beta1", `
 	for config, want := range map[string]string{
@@ -35,8 +34,8 @@ func TestConfigOfClaims(t *testing.T) {
 	}
 }
 
-// TestClaimedUnits holds which units a claim's devices are: Virgate's under either driver's name,
-// and NVIDIA's by what its CDI specs say.
+// TestClaimedUnits checks the units of a claim's devices: Virgate's under either driver's name, NVIDIA's by their
+// CDI specs.
 func TestClaimedUnits(t *testing.T) {
 	const uuid = "GPU-697ef0ed-27ad-5f09-ab59-43a2445ac537"
 	gpus := []sharing.GPU{{UUID: uuid}}

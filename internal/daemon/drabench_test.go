@@ -12,10 +12,9 @@ import (
 	"github.com/virgate/virgate/internal/simdra"
 )
 
-// BenchmarkClaims is how long the kubelet waits for the program to prepare claims, from its call
-// to the answer: the claim is read from the API server, whose answer takes no time here, the kubelet is asked who
-// holds what, and the table and the CDI names are written and synced. 80 shares of eight GPUs, whose claims come
-// now and then, one after the other, or 20 at once.
+// BenchmarkClaims measures how long the kubelet waits for claims to be prepared. The claim is read from an API
+// server without delay, the holders from the kubelet, and the table and the CDI names are written and synced.
+// There are 80 shares of eight GPUs, and claims come now and then, one by one, or 20 at once.
 func BenchmarkClaims(b *testing.B) {
 	for _, load := range []struct {
 		name     string
@@ -53,7 +52,7 @@ func BenchmarkClaims(b *testing.B) {
 	}
 }
 
-// each does it for all claims at once, and returns how long each took.
+// each calls do for all claims at once, and returns how long each took.
 func each(b *testing.B, claims []*resourceapi.ResourceClaim, do func(*resourceapi.ResourceClaim) error) []time.Duration {
 	b.Helper()
 	took := make([]time.Duration, len(claims))

@@ -29,8 +29,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestDriverComesLater checks that CDI specs are made of the driver that is there
-// when they are made, not of what was there when the program started.
+// TestDriverComesLater checks that CDI specs are made for the current driver, not for the state at the program's
+// start.
 func TestDriverComesLater(t *testing.T) {
 	mounted := filepath.Join(t.TempDir(), "driver-root")
 	options := driverOptions(configs.StartupSettings{
@@ -70,7 +70,7 @@ func TestDriverComesLater(t *testing.T) {
 	}
 }
 
-// TestHostMounts has the host seen whole, in part and not at all.
+// TestHostMounts has the host visible wholly, partly and not at all.
 func TestHostMounts(t *testing.T) {
 	there := t.TempDir()
 	for _, test := range []struct {
@@ -98,7 +98,7 @@ func TestHookPath(t *testing.T) {
 			if err := os.MkdirAll(filepath.Dir(root+program), 0o755); err != nil {
 				t.Fatal(err)
 			}
-			// As in a container: what the link points to is not there.
+			// As in a container, the link's target is missing.
 			if err := os.Symlink("/opt/toolkit/bin", root+program); err != nil {
 				t.Fatal(err)
 			}
@@ -124,8 +124,8 @@ func TestHookPath(t *testing.T) {
 	}
 }
 
-// TestApplyMIGNeedsAPluginDir: without the directory nobody could say what pods
-// hold, nor that no Virgate serves the node. An empty flag is no leave to go on.
+// TestApplyMIGNeedsAPluginDir: without the directory, it is unknown what pods hold and whether a Virgate serves
+// the node. An empty flag does not skip that.
 func TestApplyMIGNeedsAPluginDir(t *testing.T) {
 	node, err := simnode.New("h100+all-1g.10gb")
 	if err != nil {
@@ -140,8 +140,8 @@ func TestApplyMIGNeedsAPluginDir(t *testing.T) {
 	}
 }
 
-// TestApplyMIGMakesNodes: the nodes of all partitions are asked for after a change, and what the driver's files do not
-// say is told and hinders nothing.
+// TestApplyMIGMakesNodes: after a change, the nodes of all partitions are requested. Missing data in the driver's
+// files is logged, and does not stop the change.
 func TestApplyMIGMakesNodes(t *testing.T) {
 	node, err := simnode.New("h100")
 	if err != nil {
@@ -191,7 +191,7 @@ func TestApplyMIGMakesNodes(t *testing.T) {
 	}
 }
 
-// noHealth has no unit that could be cleared.
+// noHealth has no unit to clear.
 type noHealth struct{}
 
 func (noHealth) Health() sharing.HealthReport { return sharing.HealthReport{} }
@@ -200,8 +200,8 @@ func (noHealth) ClearHealth(_ context.Context, s sharing.Selector) ([]sharing.Un
 	return []sharing.UnitHealth{{Unit: s.String()}}, nil
 }
 
-// FuzzControl checks that the control socket answers any request with a code that
-// is known, and an error with a text that a terminal can be shown.
+// FuzzControl checks that the control socket answers any request with a known code, and that an error's text is
+// safe for a terminal.
 func FuzzControl(f *testing.F) {
 	for _, request := range []string{
 		"GET /health HTTP/1.1\r\nHost: x\r\n\r\n", "POST /health/clear?gpu=0 HTTP/1.1\r\nHost: x\r\n\r\n", "POST /health/clear?gpu=0-99999 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -231,8 +231,8 @@ func FuzzControl(f *testing.F) {
 	})
 }
 
-// TestStandbyOpensNoDriver: a program that waits for the lock keeps no GPU from being reset,
-// and finds out that its driver cannot be opened when it is to serve.
+// TestStandbyOpensNoDriver: a program that waits for the lock prevents no GPU's reset, and finds out that its
+// driver cannot be opened only when it serves.
 func TestStandbyOpensNoDriver(t *testing.T) {
 	node, err := simnode.New("h100x2")
 	if err != nil {
@@ -278,8 +278,8 @@ func TestStandbyOpensNoDriver(t *testing.T) {
 	}
 }
 
-// TestLeavingIsSaidByTheLast: a program that ends says so before another can serve the
-// node, and not when another one stands by.
+// TestLeavingIsSaidByTheLast: an ending program reports that before another can serve the node, and not while
+// another one stands by.
 func TestLeavingIsSaidByTheLast(t *testing.T) {
 	dir := t.TempDir()
 	node := func() *nodeLock {
@@ -311,8 +311,8 @@ func TestLeavingIsSaidByTheLast(t *testing.T) {
 	}
 }
 
-// TestRemoveHostFiles removes what Virgate makes and nothing else, when nobody serves the
-// node: its directories then look as if it had never been there.
+// TestRemoveHostFiles removes only what Virgate creates, once no Virgate serves the node. Its directories then
+// look as if it had never been there.
 func TestRemoveHostFiles(t *testing.T) {
 	dir, cdiDir, features := t.TempDir(), t.TempDir(), t.TempDir()
 	featureFile := filepath.Join(features, "virgate")
@@ -382,8 +382,8 @@ func (l logLines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// TestMountedDev holds where the dev is seen of which containers are given nodes: in the mounted driver
-// root, if that is its folder.
+// TestMountedDev checks where the dev of containers' nodes is visible: in the mounted driver root, if that has
+// it.
 func TestMountedDev(t *testing.T) {
 	for _, test := range []struct{ driver, dev, want string }{
 		{"/", "/", "/driver-root"}, {"/run/nvidia/driver", "/run/nvidia/driver/", "/driver-root"}, {"", "", "/driver-root"},
@@ -396,8 +396,8 @@ func TestMountedDev(t *testing.T) {
 	}
 }
 
-// TestNodesNeedTheRight checks that the driver's program is not run by a program that may make no node,
-// and that the error names the value of the chart; nor in a pause.
+// TestNodesNeedTheRight checks that the driver's program is run neither in a pause nor by a program that may not
+// make nodes, and that the error names the chart's value.
 func TestNodesNeedTheRight(t *testing.T) {
 	permitted, ran := false, 0
 	node := nvml.NewNode(nil, nvml.Options{})

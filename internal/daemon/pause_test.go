@@ -66,7 +66,7 @@ func (l *logged) String() string {
 	return l.text.String()
 }
 
-// runWith runs the program on the node with these labels, and returns what ends it.
+// runWith runs the program on the node with these labels; stop ends it.
 func (n *claimsNode) runWith(t *testing.T, labels *configsource.NodeLabels, withDRA bool, registry string, log *logged) (stop func()) {
 	t.Helper()
 	var err error
@@ -105,8 +105,8 @@ func (n *claimsNode) runWith(t *testing.T, labels *configsource.NodeLabels, with
 	return stop
 }
 
-// TestClaimInAPause holds that a program that starts in a pause while a pod has a claim serves DRA, so that the kubelet can
-// take the claim back and the pod can end.
+// TestClaimInAPause checks that a program that starts in a pause while a pod has a claim serves DRA, so that the
+// kubelet can unprepare the claim and the pod can end.
 func TestClaimInAPause(t *testing.T) {
 	t.Parallel()
 	n := newClaimsNode(t, "a30x4", "version: v1\ndra: {resources: all}\n")
@@ -131,7 +131,7 @@ func TestClaimInAPause(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop()
-	// Its next start is in a pause that it has not seen begin. Pods go on.
+	// Its next start is in a pause that it did not see begin. Pods go on.
 	registry, log = t.TempDir(), &logged{}
 	n.runWith(t, n.labelsOf(t, paused), true, registry, log)
 	if n.driver, err = simdra.Register(n.patience, registry); err != nil {

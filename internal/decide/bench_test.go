@@ -10,8 +10,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// BenchmarkDecide decides for 16 GPUs: each offered as 500 shares, or as whatever partitions claims
-// ask for, with seven partitions there.
+// BenchmarkDecide decides for 16 GPUs, each offered as 500 shares, or divided on demand with seven partitions.
 func BenchmarkDecide(b *testing.B) {
 	geometry, _ := mig.GeometryOf(0x2330)
 	gpus := func(partitions int) (list []sharing.GPU) {

@@ -43,7 +43,7 @@ func profile() sharing.Profile {
 	}
 }
 
-// serving is DRA with what the resources offer, where nothing has left the device plugin.
+// serving is DRA offering these resources, before any unit has left the device plugin.
 func serving(f *Facts, resources ...string) {
 	f.Profile.DRA.Resources = resources
 	f.DRA = &DRA{Node: dra.Node{Name: "node", Driver: "gpu.virgate.test"}, View: claims.View{Paths: map[string]units.Path{}}}
@@ -62,7 +62,7 @@ func onDemandOf(f *Facts, gpu string) {
 	f.DRA.View.Paths[dra.Place(gpu, nil)] = units.DRA
 }
 
-// say is what the plan has, faulty units in lower case, and what DRA offers.
+// say lists the plan's units, faulty ones in lower case, and DRA's offer.
 func say(d Decision) string {
 	var all []string
 	for _, r := range d.Plan.Resources {
@@ -105,7 +105,7 @@ func TestDecide(t *testing.T) {
 		name   string
 		change func(*Facts)
 		want   string
-		// warning is in one of the plan's, reason in the health of the faulty units.
+		// warning is in a plan's warning, reason in the health of the faulty units.
 		warning, reason string
 	}{
 		{name: "nothing", change: func(*Facts) {}, want: "GPU-a GPU-c MIG-0 MIG-1"},
@@ -190,7 +190,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// A claim that has a unit of a released GPU is told why it cannot use it.
+// The fault of a released GPU's unit tells its claim why it cannot be used.
 func TestReleasedUnits(t *testing.T) {
 	f := Facts{GPUs: node(), Profile: profile(), Reservations: []units.Reservation{{Purpose: units.Release, GPU: "GPU-a"}}}
 	serving(&f, whole)
@@ -201,7 +201,7 @@ func TestReleasedUnits(t *testing.T) {
 	}
 }
 
-// The same holds of each partition that is there, or could be, where they are made for claims.
+// The same for each existing or possible partition, if they are made for claims.
 func TestReleasedOnDemand(t *testing.T) {
 	f := Facts{GPUs: node(), Profile: profile(), Reservations: []units.Reservation{{Purpose: units.Release, GPU: "GPU-b"}}}
 	onDemandOf(&f, "GPU-b")
@@ -216,7 +216,7 @@ func TestReleasedOnDemand(t *testing.T) {
 	}
 }
 
-// What is released and repartitioned at once is no unit of the node, whichever is stronger.
+// A unit that is both released and repartitioned is no unit of the node, whichever has priority.
 func TestReleasedAndRepartitioned(t *testing.T) {
 	f := Facts{GPUs: node(), Profile: profile(), Reservations: []units.Reservation{{Purpose: units.Release, GPU: "GPU-a"}, {Purpose: units.MIGChange, GPU: "GPU-a"}}}
 	serving(&f, whole)
@@ -264,8 +264,8 @@ func random(r *rand.Rand) Facts {
 	return f
 }
 
-// What holds of every decision: no unit is offered on two paths, none is that is reserved, another
-// reservation adds nothing, and neither the order of the facts nor a second time changes anything.
+// Invariants of every decision: no unit is offered on two paths, no reserved unit is offered, another reservation
+// adds nothing, and neither the order of the facts nor a repetition changes anything.
 func FuzzDecide(f *testing.F) {
 	for seed := range uint64(200) {
 		f.Add(seed)

@@ -107,8 +107,8 @@ func namesOf(offer dra.Offer) (names []string) {
 	return names
 }
 
-// summary has a line for each device: its name, resource, shares and memory, what it takes of
-// its GPU and its taints.
+// summary has a line for each device: its name, resource, shares and memory, the counters it consumes, and its
+// taints.
 func summary(offer dra.Offer) (lines []string) {
 	for _, d := range devicesOf(offer) {
 		memory := d.Capacity["memory"].Value
@@ -169,7 +169,7 @@ func TestOffer(t *testing.T) {
 		"virgate-mig-1g.10gb.nvidia.com nvidia.com/mig-1g.10gb", "virgate-mig-3g.40gb.nvidia.com nvidia.com/mig-3g.40gb",
 	}, classes)
 
-	// Only what is named, and what is named in vain.
+	// Only named resources are offered; an unknown name is a warning.
 	p.DRA = sharing.DRAConfig{Resources: []string{"nvidia.com/gpu.shared", "nvidia.com/mig-7g.80gb"}}
 	offer = build(t, dra.Node{GPUs: gpus, Profile: p})
 	same(t, "devices that are named", []string{lower(0) + "-ts"}, namesOf(offer))
@@ -187,7 +187,7 @@ func TestOffer(t *testing.T) {
 	}
 }
 
-// TestAttributes holds what a device says of itself, also where little is known.
+// TestAttributes checks a device's attributes, also with little data.
 func TestAttributes(t *testing.T) {
 	gpus := []sharing.GPU{divided(t, hopper(0), "1g.10gb"), {UUID: uuid(1), Index: 1, NUMANode: -1, PCIBusID: "0001:0000", Model: strings.Repeat("ü", 40), ComputeCapability: "?"}}
 	devices := devicesOf(build(t, dra.Node{GPUs: gpus, Profile: everything(), PCIeRoots: map[string]string{uuid(0): "pci0000:3a"}}))
@@ -218,7 +218,7 @@ func TestAttributes(t *testing.T) {
 	}, show(devices[0]))
 }
 
-// TestOrder holds that partitions fill one GPU after the other, or are spread.
+// TestOrder checks that partitions fill one GPU after the other, or are spread.
 func TestOrder(t *testing.T) {
 	for policy, want := range map[sharing.AllocationPolicy]string{sharing.Packed: "0000111", sharing.Distributed: "0101010", sharing.Spread: "0101010"} {
 		p := everything()
@@ -235,8 +235,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestRequestPolicies holds that a share takes one share and no memory unless it asks for
-// more, and that a request for two is refused where the profile refuses that.
+// TestRequestPolicies checks that a request takes one share and no memory by default, and that two shares are
+// refused if the profile says so.
 func TestRequestPolicies(t *testing.T) {
 	p := everything()
 	p.TimeSlicing = []sharing.ReplicatedResource{{Resource: "nvidia.com/gpu", Replicas: 4}}
@@ -275,7 +275,7 @@ func TestRequestPolicies(t *testing.T) {
 			t.Errorf("memory by MPS: %v", m)
 		}
 	}
-	// Of a GPU whose memory is unknown nothing can be booked.
+	// If a GPU's memory is unknown, none can be booked.
 	unknown := hopper(0)
 	unknown.Memory = 0
 	for _, p.TimeSlicing[0].MPS = range []bool{true, false} {
@@ -301,9 +301,8 @@ func engines(t *testing.T, d resourceapi.Device) string {
 	return strings.Join(got, " ")
 }
 
-// TestCapacities holds that every device has the capacities of NVIDIA's driver, so that a selector by
-// one is an error of none, that shares take none of them unless asked to, and that all fit
-// into what Kubernetes lets a device have.
+// TestCapacities checks that every device has the capacities of NVIDIA's driver, so that selectors by them work,
+// that shares take none of them by default, and that all fit into Kubernetes's limit per device.
 func TestCapacities(t *testing.T) {
 	p := everything()
 	p.TimeSlicing = []sharing.ReplicatedResource{{Resource: "nvidia.com/mig-3g.40gb", Replicas: 2}, {Resource: "nvidia.com/gpu", Replicas: 2, MPS: true}}
@@ -336,7 +335,7 @@ func TestCapacities(t *testing.T) {
 	}
 }
 
-// TestLeaving has devices that claims hold and the plan does not want as they are.
+// TestLeaving has devices that claims hold, but that are no longer planned like that.
 func TestLeaving(t *testing.T) {
 	p := everything()
 	p.TimeSlicing = []sharing.ReplicatedResource{{Resource: "nvidia.com/gpu", Select: sharing.Selection{List: []sharing.Selector{selector(t, "0")}}, Replicas: 4}}
@@ -367,10 +366,10 @@ func TestLeaving(t *testing.T) {
 		n := set.Counters["units"].Value
 		sets = append(sets, set.Name+" "+n.String())
 	}
-	// Both units of GPU 2, and what the partition that stays has.
+	// Both units of GPU 2, and the counters of the partition that stays.
 	same(t, "counters", []string{lower(0) + " 1", lower(1) + " 1", lower(2) + " 3"}, sets)
 
-	// Without a resource there is nothing to be kept away from the GPU.
+	// Without a resource, no claim must be kept off the GPU.
 	n.Profile.DRA = sharing.DRAConfig{Resources: []string{"nvidia.com/other"}}
 	if offer = build(t, n); offer.Slices[0].Spec.SharedCounters != nil || len(devicesOf(offer)) != 6 {
 		t.Errorf("%v", summary(offer))
@@ -386,8 +385,7 @@ func selector(t testing.TB, s string) sharing.Selector {
 	return found
 }
 
-// TestNames holds that names are those of devices for every profile and place of every
-// known GPU, shared or not, and each another one.
+// TestNames checks that names are valid and unique for every profile and place of every known GPU, shared or not.
 func TestNames(t *testing.T) {
 	for _, g := range mig.KnownGeometries() {
 		seen := map[string]bool{}
@@ -410,7 +408,7 @@ func TestNames(t *testing.T) {
 	same(t, "names", []string{lower(0) + "-1g10gb-gi11", lower(0) + "-x9efb2b2f-2-ci1-ts"}, []string{dra.DeviceName(uuid(0), &unplaced, sharing.Unit{}), dra.DeviceName(uuid(0), &long, sharing.Unit{Replicas: 2})})
 }
 
-// TestClassNames holds that resources have classes of different names.
+// TestClassNames checks that resources have different class names.
 func TestClassNames(t *testing.T) {
 	names := map[string]bool{}
 	for _, name := range []string{"nvidia.com/a_b", "nvidia.com/a-b", "nvidia.com/A-b", "nvidia.com/a.b", "example.com/a.b", "nvidia.com/a--b", "nvidia.com/a-.b"} {
@@ -422,7 +420,7 @@ func TestClassNames(t *testing.T) {
 	}
 }
 
-// TestProperties holds of any node what must be so of every one: see check.
+// TestProperties checks the invariants of any node; see check.
 func TestProperties(t *testing.T) {
 	for seed := range uint64(repeat.Times(50, 200)) {
 		n := randomNode(t, rand.New(rand.NewPCG(seed, 1)))
@@ -430,7 +428,7 @@ func TestProperties(t *testing.T) {
 		if problem := check(n, offer); problem != "" {
 			t.Fatalf("seed %d: %s", seed, problem)
 		}
-		// What claims hold of it stays as it is when a quarter of it changes at random.
+		// Held devices stay unchanged when a quarter of the node changes at random.
 		r := rand.New(rand.NewPCG(seed, 2))
 		for _, name := range namesOf(offer) {
 			if r.IntN(4) == 0 {
@@ -492,9 +490,8 @@ func randomNode(t testing.TB, r *rand.Rand) dra.Node {
 	return n
 }
 
-// check returns what is wrong with the offer: limits of the API, names, the numbers of the
-// pool, counters that are negative or missing, holders that are not listed, and hardware
-// that could be given while a claim has it under another name.
+// check returns a violation: of the API's limits, names, the pool's numbers, negative or missing counters, held
+// devices that are not listed, or hardware that could be allocated while a claim has it under another name.
 func check(n dra.Node, offer dra.Offer) string {
 	supply, sets, seen := map[string]int64{}, map[string]bool{}, map[string]resourceapi.Device{}
 	for i, slice := range offer.Slices {
@@ -563,8 +560,7 @@ func check(n dra.Node, offer dra.Offer) string {
 	return ""
 }
 
-// conflict says that two devices are of the same hardware: one is the whole GPU, or their
-// places overlap.
+// conflict reports whether two devices use the same hardware: one is the whole GPU, or their places overlap.
 func conflict(a, b string) bool {
 	const gpu = len("gpu-00000000-0000-4000-8000-00000000abcd")
 	if a[:gpu] != b[:gpu] {

@@ -14,7 +14,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// onDemand is a node of which these GPUs are divided on demand.
+// onDemand is a node whose GPUs are divided on demand.
 func onDemand(t testing.TB, p sharing.Profile, gpus ...sharing.GPU) dra.Node {
 	n := dra.Node{GPUs: gpus, Profile: p, OnDemand: map[string]mig.Geometry{}, Foreign: map[string][]mig.Partition{}}
 	for _, gpu := range gpus {
@@ -23,8 +23,8 @@ func onDemand(t testing.TB, p sharing.Profile, gpus ...sharing.GPU) dra.Node {
 	return n
 }
 
-// TestPlacesOnDemand has every place of the profiles that are offered, partitions on the
-// first GPU before those on the second, and whole GPUs after them from the last one.
+// TestPlacesOnDemand has every place of the offered profiles, partitions on the first GPU before the second, and
+// then whole GPUs from the last one on.
 func TestPlacesOnDemand(t *testing.T) {
 	p := everything()
 	p.DRA = sharing.DRAConfig{Resources: []string{"nvidia.com/gpu", "nvidia.com/mig-3g.40gb", "nvidia.com/small"}, DynamicMIG: true}
@@ -34,7 +34,7 @@ func TestPlacesOnDemand(t *testing.T) {
 	ill := hopper(2)
 	ill.Health = sharing.Faulty("XID 79")
 	n := onDemand(t, p, have, hopper(1))
-	n.GPUs = append(n.GPUs, ill) // As it is.
+	n.GPUs = append(n.GPUs, ill) // Offered unchanged.
 	offer := build(t, n)
 	var want []string
 	want = append(want, lower(2)+" nvidia.com/gpu 80Gi fault=XID-79:NoSchedule")
@@ -57,21 +57,21 @@ func TestPlacesOnDemand(t *testing.T) {
 	all := " me=1 memory-slice-0=1 memory-slice-1=1 memory-slice-2=1 memory-slice-3=1 memory-slice-4=1 memory-slice-5=1 memory-slice-6=1 memory-slice-7=1 slices=7"
 	want = append(want, lower(1)+" nvidia.com/gpu 80Gi"+all, lower(0)+" nvidia.com/gpu 80Gi"+all)
 	same(t, "devices", want, summary(offer))
-	// The partition that is there has no UUID here: it is another one each time that it is made.
+	// An existing partition has no UUID here, as it gets another one each time it is created.
 	for _, d := range devicesOf(offer) {
 		if uuid := *d.Attributes["uuid"].StringValue; (uuid == "") != (*d.Attributes["type"].StringValue == "mig") {
 			t.Errorf("%s has the UUID %q", d.Name, uuid)
 		}
 	}
 
-	// What the driver says of the memory of an instance counts.
+	// The driver's memory size of an instance counts.
 	g := h100(t)
 	g.Memory = map[mig.Profile]uint64{profile(t, "2g.20gb"): 19968}
 	n.OnDemand[uuid(0)] = g
 	if lines := summary(build(t, n)); !strings.Contains(lines[1], " 19968Mi ") {
 		t.Error(lines[1])
 	}
-	// The GPU's fault is every place's.
+	// The GPU's fault applies to every place.
 	n.GPUs[1].Health = sharing.Faulty("lost")
 	faults := 0
 	for _, line := range summary(build(t, n)) {
@@ -84,8 +84,8 @@ func TestPlacesOnDemand(t *testing.T) {
 	}
 }
 
-// TestMemoryIsCounted holds that the counter of memory, by which quota systems count, is what devices
-// have, that of a whole GPU at least its largest instance's, and in nobody's way.
+// TestMemoryIsCounted checks that the memory counter, by which quota systems count, equals the devices' memory,
+// for a whole GPU at least its largest instance's, and blocks nothing.
 func TestMemoryIsCounted(t *testing.T) {
 	n := onDemand(t, everything(), hopper(0))
 	g := h100(t)
@@ -107,8 +107,8 @@ func TestMemoryIsCounted(t *testing.T) {
 	}
 }
 
-// TestEnginesOnDemand holds that a place has the engines that the driver says of its profile, and the whole
-// GPU what its largest instances have of each.
+// TestEnginesOnDemand checks that a place has its profile's engines from the driver, and the whole GPU the most
+// that any instance has of each.
 func TestEnginesOnDemand(t *testing.T) {
 	n := onDemand(t, everything(), hopper(0))
 	g := h100(t)
@@ -125,7 +125,7 @@ func TestEnginesOnDemand(t *testing.T) {
 	}
 }
 
-// TestWholeGPUOnDemand holds that a GPU whose MIG mode takes a reset is not offered whole.
+// TestWholeGPUOnDemand checks that a GPU whose MIG mode requires a reset is not offered whole.
 func TestWholeGPUOnDemand(t *testing.T) {
 	ampere := divided(t, hopper(0))
 	ampere.Architecture = "ampere"
@@ -135,8 +135,7 @@ func TestWholeGPUOnDemand(t *testing.T) {
 	}
 }
 
-// TestSliceOfAGPU holds that all devices of a GPU are in one slice, so that its fault is one
-// write, as long as there is only one.
+// TestSliceOfAGPU checks that all devices of a GPU are in one slice, so that a fault of one GPU is one write.
 func TestSliceOfAGPU(t *testing.T) {
 	var gpus []sharing.GPU
 	for i := range 8 {
@@ -159,13 +158,13 @@ func TestSliceOfAGPU(t *testing.T) {
 	same(t, "sizes", []int{8, 50, 50, 50, 50}, sizes)
 }
 
-// TestForeignPartitions holds that what somebody else has made is not counted as free, unless
-// a claim has it nevertheless: a negative counter would stop the whole pool.
+// TestForeignPartitions checks that another program's partitions do not count as free, unless a claim has them
+// anyway: a negative counter would stop the whole pool.
 func TestForeignPartitions(t *testing.T) {
 	n := onDemand(t, everything(), divided(t, hopper(0), "1g.10gb+me"))
 	n.Foreign[uuid(0)] = []mig.Partition{
 		{Profile: profile(t, "1g.10gb+me"), Placement: mig.Placement{Start: 6, Size: 1}},
-		// Compute instances that share a GPU instance are two partitions, and one instance.
+		// Compute instances in one GPU instance are two partitions and one instance.
 		{Profile: profile(t, "1c.2g.20gb"), Placement: mig.Placement{Start: 0, Size: 2}},
 	}
 	counters := func() string {
@@ -191,7 +190,7 @@ func TestForeignPartitions(t *testing.T) {
 	}
 }
 
-// TestOnDemandIsAsked holds which GPUs are divided on demand.
+// TestOnDemandIsAsked checks which GPUs are divided on demand.
 func TestOnDemandIsAsked(t *testing.T) {
 	a100 := divided(t, hopper(0))
 	a100.Architecture = "ampere"
@@ -229,8 +228,8 @@ func TestOnDemandIsAsked(t *testing.T) {
 	}
 }
 
-// TestHeldChangesNothing holds that a claim that gets a device, or gives it back, has no slice
-// written: what is held is the scheduler's to know, as long as all of it is offered.
+// TestHeldChangesNothing checks that no slice is written when a claim gets or returns a device. While all devices
+// are offered, the scheduler keeps track.
 func TestHeldChangesNothing(t *testing.T) {
 	p := everything()
 	p.TimeSlicing = []sharing.ReplicatedResource{{Resource: "nvidia.com/mig-3g.40gb", Replicas: 2}}
@@ -239,7 +238,7 @@ func TestHeldChangesNothing(t *testing.T) {
 	free := build(t, n)
 	n.Held = []string{lower(0), lower(1) + "-3g40gb-4-ts", lower(1) + "-1g10gb-me-0", lower(1) + "-2g20gb-2", lower(2), lower(3) + "-3g40gb-4-ts"}
 	same(t, "with holders", free, build(t, n))
-	// A partition that has been made for one of them is no news either.
+	// A partition made for one of them is no news either.
 	n.GPUs[1] = divided(t, n.GPUs[1], "2g.20gb", "3g.40gb")
 	same(t, "with partitions made", free, build(t, n))
 }

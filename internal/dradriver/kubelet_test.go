@@ -78,8 +78,7 @@ func dial(t *testing.T, socket string) *grpc.ClientConn {
 	return connection
 }
 
-// register does what the kubelet does with a new socket in its registry, and returns where
-// the driver serves.
+// register handles a new socket in the registry like the kubelet, and returns where the driver serves.
 func register(t *testing.T, registry, socket string) *registration.PluginInfo {
 	t.Helper()
 	client := registration.NewRegistrationClient(dial(t, filepath.Join(registry, socket)))
@@ -132,7 +131,7 @@ func TestPrepare(t *testing.T) {
 		{Request: "a", Device: "gpu-1-ts", ShareID: "share", Shares: 2},
 		{Request: "b/large", Device: "gpu-2", Admin: true},
 	}}
-	// Claims are prepared side by side: each waits for the other.
+	// Claims are prepared concurrently: each waits for the other.
 	var both sync.WaitGroup
 	both.Add(2)
 	claims := &fakeClaims{
@@ -275,7 +274,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestFaultAtOnce holds that a change does not wait for the next repetition.
+// TestFaultAtOnce checks that a change does not wait for the next repetition.
 func TestFaultAtOnce(t *testing.T) {
 	f := newFakeAPI(t)
 	claims := &fakeClaims{}
@@ -315,13 +314,12 @@ func (s *healthStream) Send(response *drahealth.NodeWatchResourcesResponse) erro
 	return nil
 }
 
-// TestSockets holds what becomes of the sockets of pods that are gone, of other programs, and of
-// one's own.
+// TestSockets checks the sockets of dead pods, of other programs, and the driver's own.
 func TestSockets(t *testing.T) {
 	f := newFakeAPI(t)
 	registry, dir := t.TempDir(), t.TempDir()
 	exists := func(path string) bool { _, err := os.Lstat(path); return err == nil }
-	// A pod that was killed has left its sockets; another driver's are nobody's business.
+	// A killed pod has left its sockets; another driver's must stay.
 	dead := []string{filepath.Join(dir, "dra-dead.sock"), filepath.Join(registry, driverName+"-dead-reg.sock")}
 	other := filepath.Join(registry, "nic.example.com-reg.sock")
 	for _, path := range append(dead, other) {
@@ -352,7 +350,7 @@ func TestSockets(t *testing.T) {
 	}
 	eventually(t, "registered", func() bool { return d.State().Registered })
 
-	for _, socket := range ours { // Somebody clears the directory.
+	for _, socket := range ours { // Someone clears the directory.
 		if err := os.Remove(socket); err != nil {
 			t.Fatal(err)
 		}
@@ -375,8 +373,8 @@ func TestSockets(t *testing.T) {
 	}
 }
 
-// TestEnd holds that nothing is under way when Run has returned: a call is told to end, is waited
-// for, and the kubelet tries again; and that a successor serves.
+// TestEnd checks that no call is in progress once Run has returned: a call is cancelled and waited for, the
+// kubelet tries again, and a successor serves.
 func TestEnd(t *testing.T) {
 	f := newFakeAPI(t)
 	f.Claims["ns/name-1"] = allocated("1")
@@ -408,7 +406,7 @@ func TestEnd(t *testing.T) {
 	if err := <-answered; status.Code(err) != codes.Unavailable {
 		t.Errorf("the call ends with %v", err)
 	}
-	// The connection is closed. Either the server waits for the call now, or it has not waited.
+	// The connection is closed. The server either waits for the call now, or did not wait.
 	await.Until(t, "the server waits for the call", func() error {
 		select {
 		case <-stopped:

@@ -32,7 +32,7 @@ const (
 	poolName   = nodeName + "/" + driverName
 )
 
-// fakeAPI is an API server for one test, which fails when it is misused.
+// fakeAPI is an API server for one test. It fails the test if it is misused.
 type fakeAPI struct {
 	*simdra.API
 
@@ -50,7 +50,7 @@ func newFakeAPI(t *testing.T) *fakeAPI {
 	return &fakeAPI{api, t}
 }
 
-// until waits until the condition holds.
+// until waits for the condition.
 func (f *fakeAPI) until(what string, condition func() bool) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), 2*time.Minute)
@@ -60,21 +60,21 @@ func (f *fakeAPI) until(what string, condition func() bool) {
 	}
 }
 
-// watched returns when the driver watches what there is.
+// watched waits until the driver has a watch.
 func (f *fakeAPI) watched() {
 	f.t.Helper()
 	f.until("watch", func() bool { return f.Watches > 0 })
 }
 
-// put stores the slice as somebody else does.
+// put stores the slice, like another client.
 func (f *fakeAPI) put(slice resourceapi.ResourceSlice) { f.Do(func() { f.Store(slice) }) }
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// patience is how long anything may take on a machine that does a lot else.
+// patience is how long anything may take on a busy machine.
 func patience() <-chan time.Time { return time.NewTimer(await.Patience).C }
 
-// quick makes the driver fast; what is tested is what happens, not when.
+// quick makes the driver fast; these tests are not about timing.
 func quick(d *Driver) {
 	d.timing.pace, d.timing.settle, d.timing.spread, d.timing.beat = time.Millisecond, time.Millisecond, time.Millisecond, 20*time.Millisecond
 	d.timing.retry = wait.Backoff{Duration: time.Millisecond, Factor: 2, Jitter: 1, Steps: 10, Cap: 20 * time.Millisecond}
@@ -111,8 +111,8 @@ func runWith(t *testing.T, options Options, change func(*Driver)) (*Driver, func
 	return d, stop
 }
 
-// pool is what is offered: a slice for each list of devices, "name" or "name!" for a faulty one,
-// "name*" for a shared one, and "+name" for a set of counters.
+// pool has a slice for each list of devices: "name", "name!" for a faulty device, "name*" for a shared one, and
+// "+name" for a set of counters.
 func pool(devices ...string) []resourceapi.ResourceSlice {
 	node := nodeName
 	var all []resourceapi.ResourceSlice
@@ -146,7 +146,7 @@ func pool(devices ...string) []resourceapi.ResourceSlice {
 	return all
 }
 
-// has says what the API server has: "generation/count device! device", a slice after another.
+// has lists the API server's slices as "generation/count device! device".
 func (f *fakeAPI) has() []string {
 	var all []string
 	for _, slice := range f.Sorted() {
@@ -173,7 +173,7 @@ func (f *fakeAPI) awaits(want ...string) {
 	f.until(fmt.Sprintf("%q", want), func() bool { return slices.Equal(f.has(), want) })
 }
 
-// wrote returns what was written since the last call, when the driver is content.
+// wrote returns the writes since the last call. Call it when the driver is idle.
 func (f *fakeAPI) wrote() (writes []string) {
 	f.Do(func() { writes, f.Writes = f.Writes, nil })
 	return writes
@@ -216,7 +216,7 @@ func TestPublish(t *testing.T) {
 	}
 }
 
-// TestUrgent holds which publications are told at once, and which not at all.
+// TestUrgent checks which publications are sent at once, and which not at all.
 func TestUrgent(t *testing.T) {
 	d, err := New(Options{Driver: driverName, Node: nodeName, Config: newFakeAPI(t).Config(), Logger: quiet})
 	if err != nil {
@@ -230,7 +230,7 @@ func TestUrgent(t *testing.T) {
 		{"a b", false, false},
 		{"a b c", true, false},
 		{"a! b c", true, true},
-		{"a! b", true, true}, // The fault was not told yet.
+		{"a! b", true, true}, // The fault was not sent yet.
 	} {
 		d.Publish(pool(step.offer))
 		if wake := len(d.wake) == 1; wake != step.wake || d.urgent != step.fault {
@@ -242,8 +242,8 @@ func TestUrgent(t *testing.T) {
 	}
 }
 
-// TestKnown holds that the driver knows what is there after each look, so that its own writes are no
-// news to it; and that it changes nothing of what it is given.
+// TestKnown checks that the driver knows all slices after each look, so that its own writes are no news, and that
+// it does not modify its input.
 func TestKnown(t *testing.T) {
 	f := newFakeAPI(t)
 	f.Without = func(spec *resourceapi.ResourceSliceSpec) { spec.SharedCounters = nil }
@@ -277,7 +277,7 @@ func TestKnown(t *testing.T) {
 	}
 }
 
-// TestKnows holds which events are news.
+// TestKnows checks which events are already known.
 func TestKnows(t *testing.T) {
 	p := publisher{known: map[string]string{"a": "7"}}
 	for _, test := range []struct {
@@ -299,7 +299,7 @@ func TestKnows(t *testing.T) {
 	}
 }
 
-// TestPace holds that a fault does not wait, and that what came before it is no write of its own.
+// TestPace checks that a fault does not wait, and that an earlier change is in the same write.
 func TestPace(t *testing.T) { synctest.Test(t, testPace) }
 
 func testPace(t *testing.T) {
@@ -340,8 +340,7 @@ func testPace(t *testing.T) {
 	}
 }
 
-// TestTakesOver holds that a successor finds the slices and writes none, and that the time of
-// a taint stays.
+// TestTakesOver checks that a successor finds the slices and writes none, and that a taint keeps its time.
 func TestTakesOver(t *testing.T) {
 	f := newFakeAPI(t)
 	d, stop := run(t, Options{Config: f.Config()})
@@ -365,7 +364,7 @@ func TestTakesOver(t *testing.T) {
 	}
 }
 
-// TestRestores holds that what others do to the slices is undone, at once and each time.
+// TestRestores checks that changes by others are undone, at once and each time.
 func TestRestores(t *testing.T) {
 	f := newFakeAPI(t)
 	d, _ := run(t, Options{Config: f.Config()})
@@ -380,7 +379,7 @@ func TestRestores(t *testing.T) {
 	f.until("whole again", func() bool { return len(f.Slices) == 2 })
 	f.awaits("2/2 a b", "2/2 c d")
 
-	f.Do(func() { // Somebody edits one.
+	f.Do(func() { // Someone edits one.
 		slice := f.Slices[want[1].Name]
 		slice.Spec = *slice.Spec.DeepCopy()
 		slice.Spec.Devices[0].Name = "z"
@@ -402,7 +401,7 @@ func TestRestores(t *testing.T) {
 	}
 }
 
-// TestAPIAway holds that nothing that the API server does ends the driver, and that it says so.
+// TestAPIAway checks that the driver survives any failure of the API server, and reports it.
 func TestAPIAway(t *testing.T) {
 	f := newFakeAPI(t)
 	f.Away = true
@@ -420,7 +419,7 @@ func TestAPIAway(t *testing.T) {
 		return wrote && reflect.DeepEqual(state, dra.DriverState{Slices: 1, Writes: 1})
 	})
 
-	f.watched() // A watch is cut, and what happens meanwhile is seen.
+	f.watched() // A watch is cut, and changes made meanwhile are seen.
 	opened := f.Opened
 	f.Do(func() { f.Away = true; f.CutWatches() })
 	f.until("cut", func() bool { return f.Watches == 0 })
@@ -432,7 +431,7 @@ func TestAPIAway(t *testing.T) {
 	f.awaits("1/1 a")
 }
 
-// TestForeign holds that slices of another program that has the driver's name are left alone.
+// TestForeign checks that slices of another program with the driver's name are left alone.
 func TestForeign(t *testing.T) {
 	f := newFakeAPI(t)
 	foreign := pool("theirs")[0]
@@ -450,13 +449,13 @@ func TestForeign(t *testing.T) {
 	f.awaits("1/1 a")
 }
 
-// problem is the first that the driver has.
+// problem is the driver's first problem.
 func problem(d *Driver) string {
 	return strings.Join(d.State().Problems[:min(1, len(d.State().Problems))], "")
 }
 
-// TestDropped holds that the driver says what an API server with features turned off leaves out, and
-// does not write it for ever.
+// TestDropped checks that the driver reports fields that an API server drops, with features turned off, and does
+// not write them forever.
 func TestDropped(t *testing.T) {
 	f := newFakeAPI(t)
 	f.Without = func(spec *resourceapi.ResourceSliceSpec) {
@@ -478,7 +477,7 @@ func TestDropped(t *testing.T) {
 	if want, wrote := []string{"DELETE stray"}, f.wrote(); !slices.Equal(want, wrote) {
 		t.Errorf("wrote %q", wrote)
 	}
-	d.Publish(pool("a b")) // What is published without them is no reason to forget it.
+	d.Publish(pool("a b")) // A list without these fields must not clear it.
 	f.awaits("1/1 a b")
 	if got := d.State().Without; got != (dra.Features{Counters: true, Shares: true}) {
 		t.Errorf("dropped: %+v", got)

@@ -14,7 +14,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestNextPath has each path's ways on, and that a unit which is gone is nobody's.
+// TestNextPath checks each path's transitions, also for a unit that is gone.
 func TestNextPath(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -42,8 +42,8 @@ func TestNextPath(t *testing.T) {
 	}
 }
 
-// TestHoldersAreAskedForNowAndThen: to ask for them wakes the loop that asks, which did nothing else
-// for as long as a pod kept a unit from DRA.
+// TestHoldersAreAskedForNowAndThen: asking for holders wakes the loop that asks, which did nothing else while a
+// pod kept a unit from DRA.
 func TestHoldersAreAskedForNowAndThen(t *testing.T) {
 	t.Parallel()
 	var p Paths
@@ -78,8 +78,8 @@ type driver struct{ Driver }
 
 func (driver) State() dra.DriverState { return dra.DriverState{} }
 
-// TestPartitionFollowsItsGPU: a partition that was on its way to DRA for itself, and is made on
-// demand again, goes where its GPU goes. It holds up no other unit, although a claim has it.
+// TestPartitionFollowsItsGPU: a partition that was moving to DRA by itself and is made on demand again follows
+// its GPU. It delays no other unit, although a claim has it.
 func TestPartitionFollowsItsGPU(t *testing.T) {
 	t.Parallel()
 	nobody := func(context.Context) ([]sharing.Allocation, error) { return nil, nil }

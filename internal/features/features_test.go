@@ -56,8 +56,7 @@ func share(name string, replicas int, rename string) sharing.Profile {
 	}
 }
 
-// selected are the labels of which the name without the domain, with a = after it, begins with
-// one of the prefixes.
+// selected are the labels whose name, without the domain and followed by =, begins with one of the prefixes.
 func selected(labels map[string]string, prefixes []string) map[string]string {
 	found := map[string]string{}
 	for label, value := range labels {

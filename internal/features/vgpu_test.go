@@ -6,7 +6,7 @@ import (
 	"github.com/virgate/virgate/internal/features"
 )
 
-// vendorSpecific is such a capability with the text, whose length it says.
+// vendorSpecific is a vendor-specific capability with the text and its length.
 func vendorSpecific(text string) []byte {
 	return append([]byte{0x09, 0x00, byte(3 + len(text))}, text...)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// fakeDriver has one GPU, of which it fails to set the time slice while err is set. It keeps nothing.
+// fakeDriver has one GPU, and fails to set its time slice while err is set. It keeps nothing.
 type fakeDriver struct {
 	err   error
 	calls []time.Time
@@ -50,8 +50,8 @@ func (d *fakeDriver) settings(closed func() bool) *Settings {
 	})
 }
 
-// TestFailuresAreTriedLessOften holds that what cannot be set is tried again after 30 s, 1 min, 2 min
-// and so on, but at least every 10 minutes or so.
+// TestFailuresAreTriedLessOften checks that a failed setting is tried again after 30 s, 1 min, 2 min and so on,
+// but about every 10 minutes at least.
 func TestFailuresAreTriedLessOften(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -74,7 +74,7 @@ func TestFailuresAreTriedLessOften(t *testing.T) {
 	})
 }
 
-// TestClosedGPU holds that nothing is set of a GPU that is closed, and soon after it no longer is.
+// TestClosedGPU checks that a closed GPU is not set, but is soon after it is open again.
 func TestClosedGPU(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -94,8 +94,8 @@ func TestClosedGPU(t *testing.T) {
 	})
 }
 
-// TestBlockedGPU holds that a setting waits, and has not failed, while the driver cannot be used, and that one that was made
-// before stays so.
+// TestBlockedGPU checks that a setting waits, and does not fail, while the driver cannot be used, and that an
+// applied one stays applied.
 func TestBlockedGPU(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -133,8 +133,8 @@ func TestBlockedGPU(t *testing.T) {
 	})
 }
 
-// TestForeignComputeMode holds that a mode which somebody has left, and which keeps programs from a GPU
-// that they are to share, is named; not one that nobody has set, that matters to nobody or that is ours.
+// TestForeignComputeMode checks that a compute mode left by another program is reported if it keeps programs off
+// a GPU that they should share, and only then.
 func TestForeignComputeMode(t *testing.T) {
 	t.Parallel()
 	const shared, prohibited = "it is shared, and the second program on it fails", "no program can use it"
@@ -197,7 +197,7 @@ func TestForeignComputeMode(t *testing.T) {
 				if changed != 1 {
 					t.Errorf("%d changes were told", changed)
 				}
-				// It ends within half a minute, and many looks ask once.
+				// It ends within half a minute, and many looks read once.
 				asked, mode = 0, sharing.DefaultComputeMode
 				for range 5 {
 					run(time.Second)

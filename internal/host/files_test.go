@@ -113,8 +113,8 @@ func TestOwnDevIsNotTheHosts(t *testing.T) {
 	}
 }
 
-// TestMayPartition holds who is not even tried: a process with neither SYS_ADMIN nor the
-// device node to configure MIG.
+// TestMayPartition checks that a process with neither SYS_ADMIN nor the device node to configure MIG does not
+// even try.
 func TestMayPartition(t *testing.T) {
 	const none, sysAdmin, status = "00000000a80425fb", "00000000a82425fb", "Name:\tvirgate\nCapPrm:\t000001ffffffffff\nCapEff:\t%s\nCapBnd:\t000001ffffffffff\n"
 	for name, test := range map[string]struct {
@@ -147,8 +147,8 @@ func TestMayPartition(t *testing.T) {
 	}
 }
 
-// TestMayOpenCapabilities holds how a process finds out that it could make no compute instance: the
-// kernel refuses it the node. With a number behind which there is no driver, it is not refused.
+// TestMayOpenCapabilities checks how a process detects that it cannot make compute instances: the kernel refuses
+// it the node. A number without a driver is not refused.
 func TestMayOpenCapabilities(t *testing.T) {
 	const unprivileged = "VIRGATE_TEST_MAY_OPEN"
 	if folder := os.Getenv(unprivileged); folder != "" {
@@ -173,7 +173,7 @@ func TestMayOpenCapabilities(t *testing.T) {
 	if !mayOpenCapabilities(reader, []string{filepath.Join(root, "none")}) {
 		t.Error("without a driver that has MIG, it is refused")
 	}
-	// Majors from 256 on are free but for what asks for them (Linux, fs/char_dev.c); 1:3 is /dev/null.
+	// Majors from 256 on are free unless requested (Linux, fs/char_dev.c); 1:3 is /dev/null.
 	write("/proc/devices", "1 mem\n4000 nvidia-caps\n")
 	if !mayOpenCapabilities(reader, []string{filepath.Join(root, "none")}) {
 		t.Error("where nothing can be tried, it is refused")
@@ -194,7 +194,7 @@ func TestMayOpenCapabilities(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The folders above may be root's alone, so another user gets both by descriptors.
+	// The folders above may be accessible to root only, so another user gets both by descriptors.
 	program, err := os.Open(own)
 	if err != nil {
 		t.Fatal(err)

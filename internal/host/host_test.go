@@ -22,12 +22,12 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// specs are a Specs that returns what it was given.
+// specs is a Specs that returns the names and error set by the test.
 type specs struct {
 	mu    sync.Mutex
 	names []string
 	err   error
-	// extras are those of the last of so many writes.
+	// extras are the extras of the last write, writes the number of writes.
 	extras []string
 	writes int
 	// Write returns only when block is closed, unless it is nil; before that it sends
@@ -77,7 +77,7 @@ func newBench(t *testing.T, patience time.Duration) *bench {
 	return newBenchWith(t, patience, time.Millisecond, nil)
 }
 
-// newBenchWith is newBench with another interval, and with somebody who makes nodes.
+// newBenchWith is newBench with another interval, and with a maker of nodes.
 func newBenchWith(t *testing.T, patience, interval time.Duration, m *maker) *bench {
 	b := &bench{t: t, root: t.TempDir(), specs: &specs{}, maker: m, log: &bytes.Buffer{}, changes: make(chan struct{}, 1)}
 	options := Options{
@@ -116,7 +116,7 @@ func (b *bench) writeText(path, text string) {
 	}
 }
 
-// capabilities has the driver tell the partition of partitioned, with this minor number and the next.
+// capabilities sets the driver's files for the partition of partitioned, with this minor number and the next.
 func (b *bench) capabilities(minor int) {
 	b.t.Helper()
 	const gi = migcaps.Folder + "/gpu0/mig/gi1/"
@@ -162,7 +162,7 @@ func (m *maker) set(change func()) {
 	change()
 }
 
-// await calls Prepare again after each change until the result is as wanted.
+// await calls Prepare after each change until the result is as wanted.
 func (b *bench) await(grants sharing.Grants, wanted func(grant.Host) bool) {
 	b.t.Helper()
 	late, cancel := context.WithTimeout(b.t.Context(), await.Patience)
@@ -244,8 +244,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// TestCapabilitiesCannotBeRead checks that a partition is not offered, and why, if the driver's
-// files of it are missing or not as it writes them, with one warning that has the file and the value.
+// TestCapabilitiesCannotBeRead checks that a partition is not offered, with the reason, if its files of the
+// driver are missing or malformed. One warning has the file and the value.
 func TestCapabilitiesCannotBeRead(t *testing.T) {
 	b := newBench(t, time.Minute)
 	grants := by(sharing.Envvar)
@@ -271,7 +271,7 @@ func TestCapabilitiesCannotBeRead(t *testing.T) {
 	if said := b.log.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, "level=WARN") || !strings.Contains(said, gi) || !strings.Contains(said, "0x12") {
 		t.Errorf("logged:\n%s", said)
 	}
-	// What needs no nodes does not look for them.
+	// A strategy without nodes does not look for them.
 	if got := b.Prepare(by(sharing.Envvar), partitioned()).Obstacles; len(got) > 0 {
 		t.Errorf("by %s the obstacles are %v", sharing.Envvar, got)
 	}
@@ -397,7 +397,7 @@ func pass(d time.Duration) {
 	<-time.After(d) //nolint:forbidigo // in a synctest bubble: the time is simulated
 }
 
-// changed is how often Watch has reported a change.
+// changed counts the changes that Watch has reported.
 func (w *watched) changed() int64 {
 	synctest.Wait()
 	return w.changes.Load()
@@ -405,7 +405,7 @@ func (w *watched) changed() int64 {
 
 func both() []string { return []string{grant.CDIName("gpu", "GPU-0"), grant.CDIName("gpu", "0")} }
 
-// TestUnchangedIsNotReported checks that Watch reports no change if there is none.
+// TestUnchangedIsNotReported checks that Watch reports no change without one.
 func TestUnchangedIsNotReported(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *watched) {
 		pass(time.Minute)
@@ -521,8 +521,8 @@ func made(paths ...string) map[string]bool {
 	return nodes
 }
 
-// TestNodesAreMade checks that missing nodes of a partition are made by whoever may, with the first
-// plan, again when they are gone, and that what keeps them from it is the obstacle.
+// TestNodesAreMade checks that a partition's missing nodes are made with the first plan and when they are gone,
+// and that a failure to do so is the obstacle.
 func TestNodesAreMade(t *testing.T) {
 	m := &maker{}
 	b := newBenchWith(t, time.Minute, time.Millisecond, m)
@@ -541,7 +541,7 @@ func TestNodesAreMade(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Nothing is made where only CDI entries are used, which have the numbers.
+	// Nothing is made if only CDI entries are used, which have the numbers.
 	b.specs.set(func() { b.specs.names = []string{grant.CDIName("gpu", "MIG-0"), grant.CDIName("gpu", "0:0")} })
 	if got := b.Prepare(by(sharing.CDICRI), partitioned()); !granted(got) {
 		t.Errorf("by CDI the obstacles are %v", got.Obstacles)
@@ -563,7 +563,7 @@ func TestNodesAreMade(t *testing.T) {
 	}
 }
 
-// TestNodesAreMadeAgain checks that a program that makes no node is asked again, but not at once.
+// TestNodesAreMadeAgain checks that a program that makes no node is run again, but not at once.
 func TestNodesAreMadeAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := &maker{lazy: true}
@@ -594,8 +594,8 @@ func TestNodesAreMadeAgain(t *testing.T) {
 	})
 }
 
-// TestIMEX checks that a channel is granted as soon as the node has it, in the way that the
-// strategy needs, and that nothing is granted before that if the profile says so.
+// TestIMEX checks that a channel is granted as soon as the node has it, as the strategy needs it, and that if the
+// profile requires it, nothing is granted before.
 func TestIMEX(t *testing.T) {
 	const missing = "there is no device /driver/dev/nvidia-caps-imex-channels/channel0"
 	entry := grant.CDIName("imex-channel", "0")

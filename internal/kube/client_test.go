@@ -26,9 +26,8 @@ import (
 
 var oneNode = Query{Resource: "nodes", Selector: ByName("n1"), MetadataOnly: true}
 
-// TestSharedConnection: what asks at once at the start shares one connection, and
-// what asks at once when that is lost shares another. A node costs one TLS
-// handshake each time.
+// TestSharedConnection: concurrent requests at the start share one connection, and so do those after it is lost.
+// So a node costs one TLS handshake each time.
 func TestSharedConnection(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("watch") == "" {
@@ -79,7 +78,7 @@ func TestSharedConnection(t *testing.T) {
 	}
 }
 
-// heldServer is a server whose answers wait.
+// heldServer is a server that delays its answers.
 type heldServer struct {
 	asked  atomic.Int32
 	answer chan error
@@ -95,7 +94,7 @@ func (h *heldServer) RoundTrip(request *http.Request) (*http.Response, error) {
 	}
 }
 
-// expect holds how many were asked when nothing can happen any more.
+// expect checks the number of requests once nothing more can happen.
 func (h *heldServer) expect(t *testing.T, requests int32) {
 	t.Helper()
 	synctest.Wait()
@@ -119,8 +118,8 @@ func ask(ctx context.Context, through http.RoundTripper) <-chan error {
 	return ended
 }
 
-// TestSharedConnectionIsNoQueue: requests wait for the first one only, not for
-// longer than they are patient, and one after another while nobody answers.
+// TestSharedConnectionIsNoQueue: requests wait only for the first one, at most for their own timeout, and not one
+// after another while the server does not answer.
 func TestSharedConnectionIsNoQueue(t *testing.T) { synctest.Test(t, testSharedConnectionIsNoQueue) }
 
 func testSharedConnectionIsNoQueue(t *testing.T) {
@@ -140,7 +139,7 @@ func testSharedConnectionIsNoQueue(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Connected: these are asked at once.
+	// Connected: these are sent at once.
 	third, fourth := ask(t.Context(), one), ask(t.Context(), one)
 	server.expect(t, 5)
 	server.answer <- nil
@@ -149,7 +148,7 @@ func testSharedConnectionIsNoQueue(t *testing.T) {
 		t.Errorf("answered %v and %v", first, second)
 	}
 
-	// One that hangs holds up nobody who gives up.
+	// A hanging request does not delay one that gives up.
 	one = newSharedConnection(server)
 	hanging, stop := context.WithCancel(t.Context())
 	first = ask(hanging, one)
@@ -168,8 +167,7 @@ func testSharedConnectionIsNoQueue(t *testing.T) {
 	}
 }
 
-// TestEndlessAnswer: an answer without an end is given up, and costs no more
-// memory than the longest that is read.
+// TestEndlessAnswer: an endless answer is given up, and uses no more memory than the longest allowed answer.
 func TestEndlessAnswer(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		block := bytes.Repeat([]byte("x"), 1<<20)
@@ -202,8 +200,8 @@ clusters: [{name: c, cluster: {server: "`+server.URL+`"}}]}`), 0o600); err != ni
 	}
 }
 
-// TestInsist: a request that is refused for now is made again when the server wants it, but not by all nodes at
-// the same time, and is given up in time.
+// TestInsist: a refused request is repeated when the server allows it, but not by all nodes at once, and is given
+// up in time.
 func TestInsist(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		took := map[time.Duration]bool{}
@@ -255,8 +253,8 @@ func refusing(t *testing.T, refuses func() bool) *Client {
 	return api
 }
 
-// TestRequestsAreMadeOnce: a server that asks for time is asked once, not again
-// by the library after exactly that time.
+// TestRequestsAreMadeOnce: a server that asks for time gets the request once, not again from the library after
+// exactly that time.
 func TestRequestsAreMadeOnce(t *testing.T) {
 	var asked, metadata atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -84,7 +84,7 @@ func document(text string) runtime.Object {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "profiles"}, Data: map[string]string{"a": text}}
 }
 
-// newTestWatcher watches the server, and is soon there again.
+// newTestWatcher watches the server, and reconnects soon.
 func newTestWatcher(server *watchserver.Server, into Store) *watcher {
 	return &watcher{
 		list: server.List, watch: server.Watch, store: into,
@@ -92,7 +92,7 @@ func newTestWatcher(server *watchserver.Server, into Store) *watcher {
 	}
 }
 
-// follow watches the server until the test ends, and returns what it has seen.
+// follow watches the server until the test ends, and returns what was seen.
 func follow(t *testing.T, server *watchserver.Server, change func(*watcher)) *seen {
 	t.Helper()
 	s := &seen{}
@@ -105,7 +105,7 @@ func follow(t *testing.T, server *watchserver.Server, change func(*watcher)) *se
 	return s
 }
 
-// TestServerThatHangs: requests that nobody answers are given up, and made again.
+// TestServerThatHangs: requests without an answer are given up and repeated.
 func TestServerThatHangs(t *testing.T) {
 	server := watchserver.New()
 	server.Change("profiles", document("four"))
@@ -133,8 +133,7 @@ func TestServerThatHangs(t *testing.T) {
 	c.sees(t, "ten")
 }
 
-// TestWatchThatIsForgotten: a watch that the server does not end in its time is
-// ended here.
+// TestWatchThatIsForgotten: a watch that the server does not end in time is ended here.
 func TestWatchThatIsForgotten(t *testing.T) {
 	server := watchserver.New()
 	server.Change("profiles", document("four"))
@@ -144,7 +143,7 @@ func TestWatchThatIsForgotten(t *testing.T) {
 		open := w.watch
 		w.watch = func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			if watches.Add(1) == 1 {
-				return watch.NewFake(), nil // says nothing, for ever
+				return watch.NewFake(), nil // sends nothing, forever
 			}
 			return open(ctx, options)
 		}
@@ -154,8 +153,7 @@ func TestWatchThatIsForgotten(t *testing.T) {
 	c.sees(t, "ten")
 }
 
-// TestGarbage: what cannot be read from a watch leads to a list, so that one bad
-// event does not come again for ever.
+// TestGarbage: an unreadable event leads to a list, so that it does not come again forever.
 func TestGarbage(t *testing.T) {
 	garbage := map[string]watch.Event{
 		"an error":                 {Type: watch.Error, Object: &metav1.Status{Status: "Failure", Code: http.StatusInternalServerError, Message: "unable to decode an event"}},
@@ -170,7 +168,7 @@ func TestGarbage(t *testing.T) {
 			c := follow(t, server, func(w *watcher) {
 				open := w.watch
 				w.watch = func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-					if options.ResourceVersion != "2" { // that of the first list
+					if options.ResourceVersion != "2" { // from the first list
 						return open(ctx, options)
 					}
 					server.Expire() // The next list has another version.
@@ -187,8 +185,8 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// TestAnswersThatAreNone: a list of something else is no empty list, which would
-// say that the ConfigMap is gone.
+// TestAnswersThatAreNone: an answer that is not a list does not count as an empty list, which would mean that the
+// ConfigMap is gone.
 func TestAnswersThatAreNone(t *testing.T) {
 	for name, answer := range map[string]runtime.Object{
 		"a status": &metav1.Status{Status: "Success"}, "an object": document("four"), "nothing": nil,
@@ -216,8 +214,8 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-// TestPartOfAList: a server that answers with a part of the list, which nobody asks
-// for, is not asked for the rest again and again.
+// TestPartOfAList: if a server answers with a part of the list without being asked to, the rest is not requested
+// again and again.
 func TestPartOfAList(t *testing.T) {
 	server := watchserver.New()
 	server.Change("profiles", document("four"))
@@ -244,8 +242,7 @@ func TestPartOfAList(t *testing.T) {
 	c.sees(t, "four")
 }
 
-// TestBackoff: waits after failures double, are not the same on all nodes, and are
-// never shorter than the server asks for.
+// TestBackoff: waits after failures double, differ between nodes, and are never shorter than the server asks for.
 func TestBackoff(t *testing.T) {
 	w := &watcher{pace: defaultPace()}
 	w.retry = w.pace.backoff
@@ -272,9 +269,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestNodesComeBackApart: of many nodes whose watches are cut at once, no second
-// sees many more than its share of the spread; a watch that ended in its time is
-// opened again at once, and one that is cut again and again ever later.
+// TestNodesComeBackApart: if many nodes' watches are cut at once, no second gets many more than its share of the
+// spread. A watch that ended normally is reopened at once, and one that is cut repeatedly ever later.
 func TestNodesComeBackApart(t *testing.T) {
 	const nodes = 1000
 	synctest.Test(t, func(t *testing.T) {
@@ -329,8 +325,7 @@ func TestNodesComeBackApart(t *testing.T) {
 	})
 }
 
-// TestCutWatchGoesOn: a watch that is cut goes on from where it was, without a
-// list and without a complaint.
+// TestCutWatchGoesOn: a cut watch resumes without a list and without an error.
 func TestCutWatchGoesOn(t *testing.T) {
 	server := watchserver.New()
 	server.Change("profiles", document("four"))

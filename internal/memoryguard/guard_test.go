@@ -21,7 +21,7 @@ const (
 	gpu      = "GPU-a"
 )
 
-// guardTest is a node with one GPU in four shares, of which each container may use 3 GiB.
+// guardTest is a node with one GPU in four shares, with a limit of 3 GiB for each container.
 type guardTest struct {
 	*Guard
 	t   *testing.T
@@ -30,8 +30,8 @@ type guardTest struct {
 	measured sharing.Measurement
 	held     []sharing.Allocation
 	guard    sharing.MemoryGuard
-	// uids are those of pods that differ from their names; evicted are pods by UID, in order,
-	// fail the errors of Evict by UID.
+	// uids are UIDs of pods that differ from their names; evicted are UIDs in order; fail has the errors of Evict by
+	// UID.
 	uids    map[string]string
 	evicted []string
 	fail    map[string]error
@@ -84,7 +84,7 @@ func (g *guardTest) pod(name string, memory float64) {
 	g.process(name, memory)
 }
 
-// process starts a process of the pod; of nobody for an empty name.
+// process starts a process of the pod; with an empty name its owner is unknown.
 func (g *guardTest) process(pod string, memory float64) {
 	processes := &g.measured.GPUs[0].Units[0].Processes
 	pid := 100 + len(*processes)
@@ -129,7 +129,7 @@ func (g *guardTest) look(measured sharing.Measurement) {
 	})
 }
 
-// told are the pods over their limits, with what became of them.
+// told lists the pods over their limits, with the result of their eviction.
 func (g *guardTest) told() string {
 	var texts []string
 	for _, o := range g.OverLimits() {
@@ -163,8 +163,8 @@ func (g *guardTest) wantCounts(want map[string]int) {
 	}
 }
 
-// TestGuardEvicts holds who is evicted, in which order, and that nobody else is: the one with
-// the most memory beyond its limit, after the grace, and the next when that one has ended.
+// TestGuardEvicts checks the order of evictions: after the grace, the pod with the most memory beyond its limit,
+// and the next once that one has ended. No other pod is evicted.
 func TestGuardEvicts(t *testing.T) {
 	t.Parallel()
 	g := newGuardTest(t)
@@ -183,7 +183,7 @@ func TestGuardEvicts(t *testing.T) {
 	g.wantCounts(map[string]int{"evicted": 2, "refused": 0, "failed": 0})
 }
 
-// TestGuardOnlyReports holds that nobody is evicted where the profile does not say so.
+// TestGuardOnlyReports checks that no pod is evicted unless the profile says so.
 func TestGuardOnlyReports(t *testing.T) {
 	t.Parallel()
 	g := newGuardTest(t)
@@ -197,7 +197,7 @@ func TestGuardOnlyReports(t *testing.T) {
 	g.wantCounts(map[string]int{"evicted": 0, "refused": 0, "failed": 0})
 }
 
-// TestGuardIsCertain holds that what is not known for a moment ends the time that counts.
+// TestGuardIsCertain checks that a moment of uncertainty restarts the grace.
 func TestGuardIsCertain(t *testing.T) {
 	t.Parallel()
 	for name, lapse := range map[string]func(g *guardTest){
@@ -243,8 +243,8 @@ func TestGuardIsCertain(t *testing.T) {
 	}
 }
 
-// TestGuardIsRefused holds what comes of evictions that cannot be: the next pod in turn is
-// evicted, who was refused is tried again, and one that is gone is no failure.
+// TestGuardIsRefused checks refused evictions: the next pod in turn is evicted, the refused one is tried again,
+// and a pod that is gone is no failure.
 func TestGuardIsRefused(t *testing.T) {
 	t.Parallel()
 	g := newGuardTest(t)
@@ -281,8 +281,8 @@ func TestGuardIsRefused(t *testing.T) {
 	}
 }
 
-// TestGuardOfAPodThatDoesNotEnd holds that one which never ends does not keep others for ever, and
-// is not evicted again.
+// TestGuardOfAPodThatDoesNotEnd checks that a pod that never ends does not block others forever, and is not
+// evicted again.
 func TestGuardOfAPodThatDoesNotEnd(t *testing.T) {
 	t.Parallel()
 	g := newGuardTest(t)
@@ -293,7 +293,7 @@ func TestGuardOfAPodThatDoesNotEnd(t *testing.T) {
 	g.wants("after that", "bad evicted, worst evicted", "ns/worst", "ns/bad")
 }
 
-// TestGuardUnwatched holds that a limit which nobody can watch is a warning of the plan.
+// TestGuardUnwatched checks that a limit that cannot be watched is a warning of the plan.
 func TestGuardUnwatched(t *testing.T) {
 	t.Parallel()
 	g := newGuardTest(t)

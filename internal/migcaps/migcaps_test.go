@@ -27,8 +27,8 @@ func write(t *testing.T, root, path, data string) {
 	}
 }
 
-// TestPartition holds which nodes a partition has, and that nothing is guessed from files that are
-// not as the driver writes them: the error names the file and the value.
+// TestPartition checks a partition's nodes, and that unexpected files of the driver are not guessed at: the error
+// names the file and the value.
 func TestPartition(t *testing.T) {
 	const gi, ci = Folder + "/gpu2/mig/gi7/access", Folder + "/gpu2/mig/gi7/ci1/access"
 	good := map[string]string{"/proc/devices": devices, gi: access(192), ci: access(194)}
@@ -76,8 +76,8 @@ func TestPartition(t *testing.T) {
 	}
 }
 
-// TestNoInstance holds that an instance of mig-minors that does not exist has no nodes, and whose
-// files are read where a container sees several.
+// TestNoInstance checks that an instance that only mig-minors has gets no nodes, and which files are read if a
+// container sees several.
 func TestNoInstance(t *testing.T) {
 	bare, host := t.TempDir(), t.TempDir()
 	write(t, host, "/proc/devices", devices)
@@ -94,8 +94,7 @@ func TestNoInstance(t *testing.T) {
 	}
 }
 
-// FuzzParse holds that no text makes a reader fail otherwise than by an error, and that what it
-// returns is a number that a device node can have.
+// FuzzParse checks that any text gives an error or a number that a device node can have.
 func FuzzParse(f *testing.F) {
 	f.Add(devices)
 	f.Add(access(12))

@@ -20,16 +20,16 @@ import (
 
 const dcgmLabel, exporterLabel = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"
 
-// operator plays the GPU Operator: its DCGM, which is the program of the world client, ends a moment after its label is
-// paused, and comes back at once.
+// operator plays the GPU Operator: its DCGM, the program of the world client, ends a moment after its label is
+// paused, and returns at once.
 type operator struct {
 	sim *simnode.Node
 
 	mu     sync.Mutex
 	labels map[string]string
-	// takes is how long DCGM takes to end, 0 for ever.
+	// takes is how long DCGM takes to end, 0 for forever.
 	takes time.Duration
-	// pauses and resumes count calls, fails the next of either that fail.
+	// pauses and resumes count calls; the next fails calls of either fail.
 	pauses, resumes, fails int
 }
 
@@ -121,7 +121,7 @@ func wait(d time.Duration) {
 	synctest.Wait()
 }
 
-// states are those of all GPUs, sorted and once each.
+// states lists the states of all GPUs, sorted, without duplicates.
 func states(r *Reconciler) string {
 	var list []string
 	for _, gpu := range r.Status() {
@@ -131,15 +131,15 @@ func states(r *Reconciler) string {
 	return strings.Join(slices.Compact(list), " ")
 }
 
-// TestPauseClients: a program that has GPUs open and is in no list is paused for a change, where that is allowed, and runs
-// again when it has ended.
+// TestPauseClients: where allowed, an unlisted program that has GPUs open is paused for a change and resumed
+// afterwards.
 func TestPauseClients(t *testing.T) {
 	for _, test := range []struct {
 		name, node, layout string
 		prepare            func(*operator)
 		forbidden          bool
 		state              string
-		// pauses are how many there may be at most, of which there is at least one unless it is 0.
+		// pauses is the most pauses allowed; if it is not 0, there must be at least one.
 		pauses int
 	}{
 		{"another mode", "a100-40x3", "all-balanced", func(*operator) {}, false, "applied", 3},
@@ -181,7 +181,7 @@ func TestPauseClients(t *testing.T) {
 	}
 }
 
-// TestPausedClientsAreToldOf: while a paused program ends, that is what is waited for.
+// TestPausedClientsAreToldOf: while a paused program ends, the status says that the GPU waits for it.
 func TestPausedClientsAreToldOf(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")
@@ -201,8 +201,8 @@ func TestPausedClientsAreToldOf(t *testing.T) {
 	})
 }
 
-// TestPausedClientsOfAnEarlierRun: what a program has paused that was killed or told to end runs again, also when the next
-// one may not pause anything.
+// TestPausedClientsOfAnEarlierRun: programs paused by a run that ended or was killed are resumed, even if the
+// next run may not pause any.
 func TestPausedClientsOfAnEarlierRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")
@@ -218,7 +218,7 @@ func TestPausedClientsOfAnEarlierRun(t *testing.T) {
 		if _, _, now := o.told(); now != "true true" || len(w.journal().PausedClients) > 0 {
 			t.Errorf("after the end: labels %s, journal %q", now, w.journal().PausedClients)
 		}
-		// As SIGKILL would have left it; and the exporter is somebody else's pause by now.
+		// As after SIGKILL; meanwhile another program has paused the exporter.
 		w.kept, o.labels, o.fails = killed, map[string]string{dcgmLabel: "paused", exporterLabel: "paused-for-driver-upgrade"}, 5
 		log := &strings.Builder{}
 		r := w.program()
@@ -240,7 +240,7 @@ func TestPausedClientsOfAnEarlierRun(t *testing.T) {
 	})
 }
 
-// TestPausedClientsNotKept: what cannot be kept for a restart is not paused.
+// TestPausedClientsNotKept: nothing is paused if the pause cannot be kept for a restart.
 func TestPausedClientsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")
@@ -256,7 +256,7 @@ func TestPausedClientsNotKept(t *testing.T) {
 	})
 }
 
-// TestPauseThatFailed: labels that the journal has are paused again, since their pause may have failed.
+// TestPauseThatFailed: labels in the journal are paused again, since their pause may have failed.
 func TestPauseThatFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")
@@ -274,8 +274,8 @@ func TestPauseThatFailed(t *testing.T) {
 	})
 }
 
-// TestPausedInVain: that a pause did not help is remembered for the GPU, whatever partition is wanted, until a program has
-// ended that was left or a change has succeeded.
+// TestPausedInVain: a pause that did not help is remembered for the GPU, for any partition, until such a program
+// has ended or a change has succeeded.
 func TestPausedInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")

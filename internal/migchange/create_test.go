@@ -45,8 +45,8 @@ func (w *world) has(want ...mig.Partition) {
 	}
 }
 
-// TestCreatePartition makes room for one partition after the other: what is used or kept stays, what is idle
-// stays where it can.
+// TestCreatePartition makes room for one partition after another: used and kept partitions stay, and idle ones
+// where possible.
 func TestCreatePartition(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100")
@@ -93,7 +93,7 @@ func TestCreatePartition(t *testing.T) {
 	wants("in use as a whole by a process", &small)
 }
 
-// TestCutKeepsWhatClaimsHave holds that of idle partitions those leave first that no claim has.
+// TestCutKeepsWhatClaimsHave checks that idle partitions without a claim are destroyed first.
 func TestCutKeepsWhatClaimsHave(t *testing.T) {
 	t.Parallel()
 	g, ok := mig.GeometryOf(0x2330)
@@ -108,7 +108,7 @@ func TestCutKeepsWhatClaimsHave(t *testing.T) {
 		seven = append(seven, p)
 		state.Instances = append(state.Instances, mig.Instance{GI: i, Profile: p.Profile, Placement: p.Placement, Computes: []mig.Compute{{Slices: 1}}})
 	}
-	// The last slot has no slice of its own: one of the others has to go.
+	// The last slot has no slice of its own, so one of the other partitions must go.
 	want := placed(t, "1g.20gb", 6, 2)
 	for kept := range 6 {
 		request := PartitionRequest{Partition: &want, Keep: func() []mig.Partition { return seven[:kept+1] }}
@@ -123,7 +123,7 @@ func TestCutKeepsWhatClaimsHave(t *testing.T) {
 	}
 }
 
-// TestCutRefuses holds what is refused before anything is touched.
+// TestCutRefuses checks which requests are refused before anything is changed.
 func TestCutRefuses(t *testing.T) {
 	t.Parallel()
 	small := placed(t, "1g.10gb", 4, 1)
@@ -160,7 +160,7 @@ func TestCutRefuses(t *testing.T) {
 	}
 }
 
-// TestCutIsGivenUp holds that who waits while the GPU is being changed can give up.
+// TestCutIsGivenUp checks that a request can be cancelled while it waits for another change of the GPU.
 func TestCutIsGivenUp(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -191,8 +191,8 @@ func TestCutIsGivenUp(t *testing.T) {
 	})
 }
 
-// TestBlocked holds that no change begins while another GPU's release forbids it, that the status says so, and that it goes on
-// after that.
+// TestBlocked checks that no change begins while Blocked gives a reason, that the status shows the reason, and
+// that the change is made afterwards.
 func TestBlocked(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -234,8 +234,8 @@ func TestBlocked(t *testing.T) {
 	})
 }
 
-// TestCutIsKilled ends the program at each of its writes: the next one finishes the change or
-// undoes it, and the same wish comes true then.
+// TestCutIsKilled ends the program at each of its writes. The next run finishes or undoes the change, and then
+// the same request succeeds.
 func TestCutIsKilled(t *testing.T) {
 	t.Parallel()
 	small, big := placed(t, "1g.10gb", 4, 1), placed(t, "3g.40gb", 4, 4)

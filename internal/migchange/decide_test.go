@@ -25,8 +25,8 @@ func (r *recorded) Apply(ctx context.Context, gpu string, step mig.Step) error {
 	return r.Partitioner.Apply(ctx, gpu, step)
 }
 
-// TestDecidedStepsAreMade checks that a reconciler makes exactly the steps that
-// Decide says, in their order, whatever is in use. virgate mig plan prints them.
+// TestDecidedStepsAreMade checks that a reconciler makes exactly the steps of Decide, in order, whatever is in
+// use. virgate mig plan prints them.
 func TestDecidedStepsAreMade(t *testing.T) {
 	t.Parallel()
 	for _, c := range layoutChanges {
@@ -55,8 +55,7 @@ func TestDecidedStepsAreMade(t *testing.T) {
 	}
 }
 
-// TestDecide holds what is decided in each situation: whether steps are made, what
-// goes on being offered, and what is said.
+// TestDecide checks the decision in each situation: whether there are steps, what stays offered, and the reason.
 func TestDecide(t *testing.T) {
 	t.Parallel()
 	unknown := NewHolders(nil, errors.New("no socket"))
@@ -65,7 +64,7 @@ func TestDecide(t *testing.T) {
 		name, node, layout string
 		adjust             func(*Situation)
 		state              nodereport.LayoutState
-		// offer is all, kept, or nothing at all; steps says that some are made.
+		// offer is all, kept, or "" for nothing; steps: there are some.
 		offer, reason string
 		steps         bool
 	}{
@@ -204,8 +203,8 @@ func TestDecide(t *testing.T) {
 // unknownModel makes an unknown model of the GPU, whose driver lists no profiles while MIG mode is off.
 func unknownModel(s *Situation) { s.State.Geometry = mig.Geometry{Unlisted: true} }
 
-// TestOtherNames: a layout with a published name gets the driver's profile of the same number, although
-// that is listed only when MIG mode is on, and has that then.
+// TestOtherNames: a layout with a published name gets the driver's profile of the same number, even if that is
+// listed only while MIG mode is on.
 func TestOtherNames(t *testing.T) {
 	t.Parallel()
 	w := newWorldIn(t, "h100", "late-profiles")
@@ -239,7 +238,7 @@ func (d otherNames) DeviceGetGpuInstanceProfileInfo(device nvml.Device, enum int
 	return info, err
 }
 
-// hold lets a pod have the unit.
+// hold has a pod hold the unit.
 func hold(s *Situation, unit string) {
 	s.Holders = NewHolders([]sharing.Allocation{{Namespace: "default", Pod: "pod", Devices: []string{unit}}}, nil)
 }

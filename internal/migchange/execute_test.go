@@ -14,7 +14,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// layoutChanges are changes of a GPU, with what of it is in use.
+// layoutChanges are changes of a GPU, with the partitions in use.
 var layoutChanges = []struct {
 	node, layout    string
 	processes, pods []int
@@ -29,8 +29,8 @@ var layoutChanges = []struct {
 	{"h100+all-1c.2g.20gb", "all-2g.20gb", []int{0}, nil},
 }
 
-// TestChange checks that the layout is reached as far as what is in use allows,
-// and that asking for it again writes nothing.
+// TestChange checks that the layout is reached as far as the partitions in use allow, and that asking for it
+// again writes nothing.
 func TestChange(t *testing.T) {
 	t.Parallel()
 	for _, c := range layoutChanges {
@@ -60,7 +60,7 @@ func TestChange(t *testing.T) {
 			if w.writes != writes || w.saves != saves {
 				t.Errorf("%d writes of the driver and %d of the journal for the same wanted again", w.writes-writes, w.saves-saves)
 			}
-			// When everything is free the layout is complete.
+			// When everything is free, the layout is complete.
 			w.held = nil
 			for _, index := range c.processes {
 				if err := w.sim.RemoveProcess(0, index, 4000+index); err != nil {
@@ -75,10 +75,9 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// TestKilled ends the program at each write, of the driver and of the journal,
-// before it and after it, and starts another: before that one would register,
-// the GPU has the wanted layout or the old one. Reads change nothing, so that
-// being killed at one is being killed before the next write.
+// TestKilled ends the program before and after each write of the driver and of the journal, and starts another.
+// Before that one registers, the GPU has the wanted layout or the old one. Reads change nothing, so a kill at a
+// read equals a kill before the next write.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	cases := layoutChanges
@@ -149,9 +148,8 @@ func returnCodes(t *testing.T) []nvml.Return {
 	return codes
 }
 
-// TestDriverErrors has each write fail with each code, once or until further
-// notice. What is in use survives; after one error the GPU has the old layout
-// or the wanted one, and when the driver works again the wanted one.
+// TestDriverErrors has each write fail with each code, once or until further notice. Partitions in use survive.
+// After one error the GPU has the old layout or the wanted one, and the wanted one when the driver works again.
 func TestDriverErrors(t *testing.T) {
 	t.Parallel()
 	calls := []string{
@@ -159,7 +157,7 @@ func TestDriverErrors(t *testing.T) {
 		"GpuInstanceCreateComputeInstance", "ComputeInstanceDestroy",
 	}
 	codes := returnCodes(t)
-	// The others differ in nothing that an error is handled by.
+	// The other cases handle errors in the same way.
 	cases := layoutChanges[1:5]
 	if raceDetector {
 		cases, codes = layoutChanges[3:5], []nvml.Return{nvml.NoPermission, nvml.Timeout, nvml.ResetRequired, nvml.InUse}
@@ -173,7 +171,7 @@ func TestDriverErrors(t *testing.T) {
 		for _, call := range calls {
 			t.Run(c.node+" to "+c.layout+"/"+call, func(t *testing.T) {
 				t.Parallel()
-				// The clock is not the world's: pauses between tries cost nothing.
+				// The clock is simulated, not the world's, so pauses between tries cost nothing.
 				synctest.Test(t, func(t *testing.T) {
 					reference, wanted := begin(t), layoutNamed(c.layout)
 					reference.run(reference.program(), wanted, false, 20)
@@ -226,10 +224,9 @@ func driverError(t *testing.T, w *world, wanted sharing.MIGConfig, layout mig.Pl
 	}
 }
 
-// TestDriverReadErrors has each call that lists the GPU fail, at several
-// moments of a change, also with codes by which a driver says that there is
-// nothing. What is in use survives, and when the driver works again the GPU
-// comes to its layout.
+// TestDriverReadErrors has each call that lists the GPU fail, at several moments of a change, also with codes by
+// which a driver reports an empty list. Partitions in use survive, and when the driver works again the GPU
+// reaches its layout.
 func TestDriverReadErrors(t *testing.T) {
 	t.Parallel()
 	calls := []string{
@@ -284,9 +281,8 @@ func TestDriverReadErrors(t *testing.T) {
 	}
 }
 
-// TestForeignPartitionsInUse checks that a change in the journal which can neither
-// be finished nor undone, because somebody has partitioned the GPU otherwise meanwhile
-// and uses that, is given up: the layout is reached around what is in use.
+// TestForeignPartitionsInUse checks that a change in the journal is given up if it can be neither finished nor
+// undone, because another program's partitions are in the way and in use. The layout is reached around them.
 func TestForeignPartitionsInUse(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "a100-40+all-balanced"), layoutNamed("all-1g.5gb")

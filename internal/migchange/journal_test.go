@@ -13,9 +13,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// TestJournal checks that what has begun is read back by the next run, that it is
-// over when it was said to be, and the form in the state file, which the next
-// version has to read.
+// TestJournal checks that the next run reads a change that has begun, and checks the format in the state file,
+// which the next version must be able to read.
 func TestJournal(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -58,8 +57,8 @@ func TestJournal(t *testing.T) {
 	}
 }
 
-// TestJournalNotKept checks that a change which could not be kept, and so did not
-// begin, is not on disk when something else is written later.
+// TestJournalNotKept checks that a change that could not be kept, and so did not begin, is not on disk after a
+// later write of something else.
 func TestJournalNotKept(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]Journal{

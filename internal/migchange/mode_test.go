@@ -16,8 +16,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// neverWithheld holds that all of the GPUs is offered whenever there is a new plan, but
-// for so many GPUs at a time. It returns those that ever were not.
+// neverWithheld checks at each new plan that at most so many GPUs are withheld, even in part. It returns all that
+// ever were.
 func (w *world) neverWithheld(r *Reconciler, but int) (ever map[string]bool) {
 	ever = map[string]bool{}
 	r.Plan = func(context.Context) {
@@ -42,9 +42,9 @@ func (w *world) neverWithheld(r *Reconciler, but int) (ever map[string]bool) {
 	return ever
 }
 
-// TestMonitorOnly checks that a program that may monitor MIG but not change it takes no
-// GPU out of service, and says what is missing; and that where the driver alone knows it,
-// one GPU has to leave service for that, and no other, until another layout is wanted.
+// TestMonitorOnly checks that a program that may monitor MIG but not change it takes no GPU out of service, and
+// reports what is missing. If only the driver can tell, one GPU is withheld to find out, and no other until
+// another layout is wanted.
 func TestMonitorOnly(t *testing.T) {
 	t.Parallel()
 	for name, known := range map[string]bool{"known before": true, "told by the driver": false} {
@@ -73,9 +73,9 @@ func TestMonitorOnly(t *testing.T) {
 	}
 }
 
-// TestNoSubscription checks that a program with SYS_ADMIN in a container that is not privileged, which
-// could make GPU instances and no compute instance in them, makes none and takes no GPU out of service;
-// and that where it did not know, one GPU goes back to how it was.
+// TestNoSubscription checks a program with SYS_ADMIN in an unprivileged container, which could create GPU
+// instances but no compute instances. It creates none and withholds no GPU. If it did not know, it restores the
+// one GPU it tried.
 func TestNoSubscription(t *testing.T) {
 	t.Parallel()
 	for name, known := range map[string]bool{"known before": true, "told by the driver": false} {
@@ -108,10 +108,9 @@ func TestNoSubscription(t *testing.T) {
 	}
 }
 
-// TestResetRequired checks that where only a reboot activates the mode, it is asked for
-// and reported; that the GPU is offered as it is all the time, and no other GPU
-// touched; and that the layout is made after the reboot, by the program that asked and
-// by another one.
+// TestResetRequired checks that if only a reboot activates the mode, the mode is requested and reported, while
+// the GPU stays offered and no other GPU is touched. The layout is made after the reboot, by the same program or
+// another.
 func TestResetRequired(t *testing.T) {
 	t.Parallel()
 	for name, restarts := range map[string]bool{"the same program": false, "another program": true} {
@@ -160,9 +159,8 @@ func TestResetRequired(t *testing.T) {
 	}
 }
 
-// TestResetRequiredUnexpectedly checks that a GPU whose driver asks for a reset, which it
-// did not say before, is withheld once, and never again before the reset has come; and
-// that partitions which went for the mode are made again until then.
+// TestResetRequiredUnexpectedly checks that a GPU whose driver unexpectedly asks for a reset is withheld once,
+// and not again before the reset. Partitions destroyed for the mode are created again until then.
 func TestResetRequiredUnexpectedly(t *testing.T) {
 	t.Parallel()
 	for node, layout := range map[string]string{"a100-40x2": "all-balanced", "a100-40x2+all-balanced": "all-disabled"} {
@@ -202,10 +200,9 @@ func TestResetRequiredUnexpectedly(t *testing.T) {
 	}
 }
 
-// TestAnotherProgramHasTheGPUs checks that where a program that is in no list keeps the
-// mode from changing, one GPU is tried at a time, ever more rarely; that each is offered
-// as it was between the tries; that this is said; and that all have the layout when
-// the program has ended.
+// TestAnotherProgramHasTheGPUs checks a mode change blocked by an unlisted program: one GPU is tried at a time,
+// less and less often, each is offered as before between the tries, the reason is reported, and all get the
+// layout when the program has ended.
 func TestAnotherProgramHasTheGPUs(t *testing.T) {
 	t.Parallel()
 	for node, layout := range map[string]string{"a100-40x3": "all-balanced", "h100x3": "all-balanced", "h100x3+all-1g.10gb": "all-3g.40gb"} {
@@ -249,7 +246,7 @@ func TestAnotherProgramHasTheGPUs(t *testing.T) {
 	}
 }
 
-// reconcileAll inspects the GPUs so many times while the clock stands still.
+// reconcileAll inspects the GPUs so many times without advancing the clock.
 func (w *world) reconcileAll(r *Reconciler, wanted sharing.MIGConfig, times int) {
 	w.t.Helper()
 	for range times {
@@ -261,8 +258,7 @@ func (w *world) reconcileAll(r *Reconciler, wanted sharing.MIGConfig, times int)
 	}
 }
 
-// TestProgramComesLater checks that one GPU is tried at a time also where changes of the
-// mode came true before.
+// TestProgramComesLater checks that one GPU is tried at a time even after earlier changes of the mode succeeded.
 func TestProgramComesLater(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100x3+all-enabled")
@@ -300,8 +296,8 @@ func TestResetDuringAPause(t *testing.T) {
 	}
 }
 
-// TestPauses checks that there is a pause after RESET_REQUIRED also where the driver has
-// not made the mode the pending one, and after IN_USE that follows.
+// TestPauses checks that there is a pause after RESET_REQUIRED, even if the driver does not show the mode as
+// pending, and after a later IN_USE.
 func TestPauses(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
@@ -327,8 +323,8 @@ type busyKubelet struct{ *world }
 
 func (busyKubelet) Withdrawn(...string) bool { return false }
 
-// TestNotListedAnyMore checks that a GPU is offered at once as it is when the driver does
-// not list it exactly any more while its devices are being withdrawn.
+// TestNotListedAnyMore checks that a GPU is offered unchanged at once if the driver no longer lists it exactly
+// while its devices are being withdrawn.
 func TestNotListedAnyMore(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
@@ -358,8 +354,8 @@ func TestListedClient(t *testing.T) {
 	}
 }
 
-// TestNotReadAgain checks that a GPU whose MIG mode has changed is not offered before it
-// was read again: its device node may be another GPU's by now.
+// TestNotReadAgain checks that a GPU whose MIG mode has changed is offered only once it was read again, as its
+// device node may now be another GPU's.
 func TestNotReadAgain(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorldIn(t, "a100-40", "moving-minors"), layoutNamed("all-balanced")
@@ -429,7 +425,7 @@ func TestPodEndsMeanwhile(t *testing.T) {
 	}
 }
 
-// sluggish has units withdrawn only when they have not been offered for a while.
+// sluggish withdraws units only once they have not been offered for a while.
 type sluggish struct {
 	*world
 	since map[string]time.Time
@@ -443,8 +439,8 @@ func (s sluggish) Withdrawn(units ...string) bool {
 	})
 }
 
-// TestFailingGPUTakesNoTurns checks that a GPU whose mode never changes does not come
-// before another one whose devices are still being withdrawn when it is tried again.
+// TestFailingGPUTakesNoTurns checks that a GPU whose mode never changes does not delay another one whose devices
+// are still being withdrawn when it is tried again.
 func TestFailingGPUTakesNoTurns(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100x2"), layoutNamed("all-balanced")

@@ -32,8 +32,8 @@ func TestAfter(t *testing.T) {
 	}
 }
 
-// TestSituation: what may be given to a claim counts as held, and a GPU that is being changed has none.
-// Without its users, the GPU has neither pods nor processes.
+// TestSituation: partitions on DRA count as held, and a GPU that is being changed has no situation. Unused
+// removes both pods and processes.
 func TestSituation(t *testing.T) {
 	t.Parallel()
 	sim, err := simnode.New("h100+all-1g.10gb")

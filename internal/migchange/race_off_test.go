@@ -2,5 +2,5 @@
 
 package migchange
 
-// raceDetector says that the tests run with the race detector.
+// raceDetector is true if the tests run with the race detector.
 const raceDetector = false

@@ -20,7 +20,7 @@ import (
 	"github.com/virgate/virgate/test/nvmltest"
 )
 
-// blind is a kubelet that cannot be asked.
+// blind is a kubelet that does not answer.
 func blind(context.Context) ([]sharing.Allocation, error) { return nil, errors.New("no socket") }
 
 func (w *world) state(r *Reconciler) nodereport.GPULayout {
@@ -32,7 +32,7 @@ func (w *world) state(r *Reconciler) nodereport.GPULayout {
 	return status[0]
 }
 
-// wipe takes away what a reset or a reboot does.
+// wipe destroys everything that a reset or a reboot destroys.
 func (w *world) wipe() {
 	w.t.Helper()
 	must := func(err error) {
@@ -52,9 +52,9 @@ func (w *world) wipe() {
 	must(w.sim.Shutdown())
 }
 
-// TestReboot checks that the layout is there again before the node registers,
-// also while the kubelet cannot be asked; that a GPU which was never partitioned waits
-// for the kubelet; and that one which is kept in MIG mode is never offered whole.
+// TestReboot checks that the layout is restored before the node registers, even if the kubelet does not answer;
+// that a GPU that was never partitioned waits for the kubelet; and that a GPU kept in MIG mode is never offered
+// whole.
 func TestReboot(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
@@ -102,8 +102,7 @@ func TestNeverWithoutManage(t *testing.T) {
 	}
 }
 
-// TestRefuse checks that a GPU with partitions in the way stays as it is where
-// the profile says so.
+// TestRefuse checks that a GPU is not changed while partitions are in the way, if the profile asks for that.
 func TestRefuse(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100+all-1g.10gb"), layoutNamed("all-3g.40gb")
@@ -120,8 +119,7 @@ func TestRefuse(t *testing.T) {
 	}
 }
 
-// TestBlindKubelet checks that no partition goes while nobody can tell who holds
-// it.
+// TestBlindKubelet checks that no partition is destroyed while its holders are unknown.
 func TestBlindKubelet(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
@@ -136,8 +134,7 @@ func TestBlindKubelet(t *testing.T) {
 	}
 }
 
-// TestStartWithdrawsNothing checks that what somebody may have been told of stays
-// until it can be withdrawn.
+// TestStartWithdrawsNothing checks that devices the kubelet may know stay until they can be withdrawn.
 func TestStartWithdrawsNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
@@ -147,8 +144,7 @@ func TestStartWithdrawsNothing(t *testing.T) {
 	}
 }
 
-// TestWholeGPUInUse checks that MIG mode stays off while a pod or a process has
-// the GPU.
+// TestWholeGPUInUse checks that MIG mode stays off while a pod or a process uses the GPU.
 func TestWholeGPUInUse(t *testing.T) {
 	t.Parallel()
 	for name, use := range map[string]func(*world){
@@ -173,8 +169,7 @@ func (w *world) gpu() string {
 	return gpus[0].UUID
 }
 
-// TestNoPermission checks that a lack of privileges is said once, whatever is
-// tried, and that the GPU goes on being offered.
+// TestNoPermission checks that missing privileges are logged once, and that the GPU stays offered.
 func TestNoPermission(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
@@ -206,7 +201,7 @@ func TestNoPermission(t *testing.T) {
 	}
 }
 
-// TestJournalFails checks that nothing begins that could not be finished.
+// TestJournalFails checks that no change begins that could not be finished.
 func TestJournalFails(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
@@ -218,8 +213,8 @@ func TestJournalFails(t *testing.T) {
 	}
 }
 
-// TestGrantInTheLastMoment checks that a unit which is granted while its GPU is
-// about to be repartitioned is seen by the second look, which comes after it was closed.
+// TestGrantInTheLastMoment checks that a unit granted just before its GPU is repartitioned is seen by the second
+// look, which comes after it was closed.
 func TestGrantInTheLastMoment(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
@@ -240,7 +235,7 @@ func TestGrantInTheLastMoment(t *testing.T) {
 	}
 }
 
-// lateGrant lets a pod have the unit in the moment before it is closed.
+// lateGrant has a pod get the unit just before it is closed.
 type lateGrant struct {
 	*world
 	unit string
@@ -252,7 +247,7 @@ func (l *lateGrant) SetRefusals(units map[string]string) {
 	}
 }
 
-// TestRetryAfter checks that pauses grow, have a limit and are not all the same.
+// TestRetryAfter checks that pauses grow, are limited and vary.
 func TestRetryAfter(t *testing.T) {
 	t.Parallel()
 	for failures, want := range map[int]time.Duration{1: 5 * time.Second, 3: 20 * time.Second, 12: longestRetry, 1000: longestRetry} {
@@ -270,9 +265,8 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// TestBlockedIsNotOffered checks that a partition in the way is withdrawn while a
-// pod has it, so that no other pod gets it next, and that the layout is complete
-// when it is free.
+// TestBlockedIsNotOffered checks that a partition in the way is withdrawn while a pod has it, so that no other
+// pod gets it next, and that the layout is complete once it is free.
 func TestBlockedIsNotOffered(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100+all-1g.10gb"), layoutNamed("all-3g.40gb")
@@ -302,8 +296,7 @@ func TestBlockedIsNotOffered(t *testing.T) {
 	}
 }
 
-// TestStaleInventory checks that partitions which were destroyed are not offered
-// because the inventory still shows them.
+// TestStaleInventory checks that destroyed partitions are not offered, even if the inventory still shows them.
 func TestStaleInventory(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100+all-1g.10gb"), layoutNamed("all-3g.40gb")
@@ -326,11 +319,11 @@ func TestStaleInventory(t *testing.T) {
 	}
 }
 
-// gate is a kubelet's side that remembers what is refused.
+// gate is a kubelet's side that records the refused units.
 type gate struct {
 	*world
 	closed map[string]string
-	// closings is how often something was refused.
+	// closings counts refusals.
 	closings int
 }
 
@@ -353,9 +346,8 @@ func (u *unlisted) State(ctx context.Context, gpu string) (sharing.MIGState, err
 	return u.Partitioner.State(ctx, gpu)
 }
 
-// TestUnplugged checks that of a GPU which leaves in the middle of a change
-// nothing stays closed, that nothing of it is offered when it is back before the
-// change is finished, and that it is.
+// TestUnplugged checks a GPU that disappears during a change: none of its units stays refused, none is offered if
+// it is back before the change is finished, and then the change is finished.
 func TestUnplugged(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
@@ -363,7 +355,7 @@ func TestUnplugged(t *testing.T) {
 	door := &gate{world: w}
 	r.Devices = door
 	gpu := w.gpu()
-	// Neither the change nor its undoing comes to an end, as it cannot be listed.
+	// The change can be neither finished nor undone, as the GPU cannot be listed.
 	r.Partitioner = &unlisted{Partitioner: r.Partitioner, after: 3}
 	w.run(r, wanted, false, 1)
 	if door.closed[gpu] == "" || len(w.kept.Underway) != 1 {
@@ -394,8 +386,8 @@ func (w *watched) Apply(ctx context.Context, gpu string, step mig.Step) error {
 	return w.Partitioner.Apply(ctx, gpu, step)
 }
 
-// TestResumeOffersWhatLasts checks that while an interrupted change is finished,
-// only partitions of both layouts are offered.
+// TestResumeOffersWhatLasts checks that while an interrupted change is finished, only partitions in both layouts
+// are offered.
 func TestResumeOffersWhatLasts(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "a100-40+all-balanced"), layoutNamed("all-1g.5gb")
@@ -423,9 +415,8 @@ func TestResumeOffersWhatLasts(t *testing.T) {
 	}
 }
 
-// TestBlindStart checks that a whole GPU which is to be partitioned is not offered
-// before the kubelet was seen, for a while: a pod that got it then would keep the
-// layout waiting for as long as it runs.
+// TestBlindStart checks that a whole GPU to be partitioned is not offered until the kubelet was seen, for a
+// while: a pod that got it would block the layout as long as it runs.
 func TestBlindStart(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
@@ -457,7 +448,7 @@ func TestBlindStart(t *testing.T) {
 		t.Errorf("%s (%s)", got.State, got.Reason)
 	}
 
-	// A kubelet that was seen and then is not is no reason to take a GPU back.
+	// If the kubelet was seen before, its silence withdraws no GPU.
 	w = newWorld(t, "h100")
 	r = w.program()
 	w.held = []string{gpu}
@@ -470,8 +461,8 @@ func TestBlindStart(t *testing.T) {
 	r.Holders = holders
 }
 
-// TestStartOffersNoDoomed checks that what the layout has no place for is not in
-// the first lists: nobody was told of it, so that it goes at once.
+// TestStartOffersNoDoomed checks that partitions that the layout will destroy are not in the first lists, so that
+// they can be destroyed at once.
 func TestStartOffersNoDoomed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
@@ -488,8 +479,8 @@ func TestStartOffersNoDoomed(t *testing.T) {
 	}
 }
 
-// TestEndNotKept checks that a change whose end the journal could not keep counts
-// once, and ends when it can.
+// TestEndNotKept checks that a change whose end could not be kept counts once, and is ended when that is
+// possible.
 func TestEndNotKept(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")
@@ -506,9 +497,8 @@ func TestEndNotKept(t *testing.T) {
 	}
 }
 
-// TestRebootOfABlockedGPU checks that a GPU whose layout was never complete is
-// known to be partitioned after a reboot too, which takes the MIG mode of some GPUs
-// with it.
+// TestRebootOfABlockedGPU checks that the journal has a GPU whose layout was never complete, as a reboot
+// turns off the MIG mode of some GPUs.
 func TestRebootOfABlockedGPU(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100+all-1g.10gb"), layoutNamed("all-3g.40gb")
@@ -519,10 +509,9 @@ func TestRebootOfABlockedGPU(t *testing.T) {
 	}
 }
 
-// TestComputePlacement holds what becomes of a partition that the slices of its
-// GPU instance would do for, but not as they lie: a 2c beside a 1c in the middle.
-// The driver refuses, the GPU is as it was, and it is tried ever more rarely,
-// because each try takes free partitions away for a while.
+// TestComputePlacement checks a partition for which its GPU instance has enough slices, but not adjacent ones: a
+// 2c beside a 1c in the middle. The driver refuses and the change is undone. Tries become rarer, because each one
+// withholds free partitions for a while.
 func TestComputePlacement(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1c.3g.40gb")
@@ -562,7 +551,7 @@ func TestComputePlacement(t *testing.T) {
 	if tries < 2 || tries > 60 {
 		t.Errorf("%d tries in a day", tries)
 	}
-	// When the pods have gone there is a way.
+	// Once the pods have gone, it is possible.
 	w.held = nil
 	w.run(r, wanted, false, 20)
 	if got := w.state(r); got.State != nodereport.LayoutApplied {
@@ -570,8 +559,8 @@ func TestComputePlacement(t *testing.T) {
 	}
 }
 
-// TestModeBack checks that a MIG mode which waits for a reset is taken back when
-// it is not wanted any more, so that no reboot brings it, but not under a pod.
+// TestModeBack checks that a pending MIG mode that is no longer wanted is undone, so that no reboot activates it,
+// but not while a pod uses the GPU.
 func TestModeBack(t *testing.T) {
 	t.Parallel()
 	for name, busy := range map[string]bool{"free": false, "in use": true} {
@@ -603,9 +592,8 @@ func TestModeBack(t *testing.T) {
 	}
 }
 
-// TestWaitsThenLayoutChanges changes the wanted while devices are being withdrawn, or
-// while a partition is waited for. Nothing that was not begun is left behind:
-// nothing closed, nothing held back that the new wanted keeps.
+// TestWaitsThenLayoutChanges changes the wanted layout while devices are being withdrawn, or a partition is
+// waited for. Nothing stays closed, and nothing is withheld that the new layout keeps.
 func TestWaitsThenLayoutChanges(t *testing.T) {
 	t.Parallel()
 	first, refuse := layoutNamed("all-3g.40gb"), layoutNamed("all-3g.40gb")
@@ -613,7 +601,7 @@ func TestWaitsThenLayoutChanges(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		then sharing.MIGConfig
-		// state is what the GPU comes to, parts how many partitions it has then.
+		// state is the GPU's final state, parts its number of partitions then.
 		state nodereport.LayoutState
 		parts int
 	}{
@@ -651,13 +639,13 @@ func TestWaitsThenLayoutChanges(t *testing.T) {
 	}
 }
 
-// slow is a kubelet that never lets go.
+// slow is a kubelet that never releases a unit.
 type slow struct{ *gate }
 
 func (*slow) Withdrawn(...string) bool { return false }
 
-// TestListedAgain checks that a unit which is in a list again when it is closed, as
-// one is that was granted in the last moment, is not repartitioned, and can be granted.
+// TestListedAgain checks that a unit that is listed again when it is closed, as after a grant in the last moment,
+// is not repartitioned and can be granted.
 func TestListedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
@@ -670,19 +658,19 @@ func TestListedAgain(t *testing.T) {
 	}
 }
 
-// relisted is a kubelet's side on which a closed unit is in a list again.
+// relisted is a kubelet's side with a closed unit in a list again.
 type relisted struct{ *gate }
 
 func (r *relisted) Withdrawn(...string) bool { return len(r.closed) == 0 }
 
-// TestManagedNoMore checks that a change in its middle is ended, and the GPU
-// then left alone, when the profile does not want it any more.
+// TestManagedNoMore checks that a change in progress is ended, and the GPU then left alone, if the profile no
+// longer wants it.
 func TestManagedNoMore(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
 	before := w.layout()
 	r := w.program()
-	// The change fails, and so does its undoing, until the driver works again.
+	// The change and its undoing fail until the driver works again.
 	end := w.sim.InjectFault("GpuInstanceCreateComputeInstance", simnode.Fault{Return: nvml.Unknown})
 	w.run(r, layoutNamed("all-3g.40gb"), false, 2)
 	if len(w.kept.Underway) != 1 {
@@ -701,8 +689,8 @@ func TestManagedNoMore(t *testing.T) {
 	}
 }
 
-// TestLeftToAnother checks that a change in its middle is forgotten, and nothing more is
-// changed, when another program makes the layouts from then on.
+// TestLeftToAnother checks that a change in progress is forgotten, and nothing more is changed, once another
+// program makes the layouts.
 func TestLeftToAnother(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
@@ -756,7 +744,7 @@ func TestTwoGPUs(t *testing.T) {
 	}
 }
 
-// reminded is a kubelet's side that remembers what it was reminded of.
+// reminded is a kubelet's side that records RefreshHolders calls.
 type reminded struct {
 	*world
 	units []string
@@ -765,8 +753,8 @@ type reminded struct {
 
 func (r *reminded) RefreshHolders(units ...string) { r.units, r.times = units, r.times+1 }
 
-// TestRefreshHolders checks that the kubelet is reminded of units that a GPU waits for
-// and whose holder it does not name, and of no others.
+// TestRefreshHolders checks that holders are refreshed for units that a GPU waits for and whose pod the kubelet
+// does not name, and for no others.
 func TestRefreshHolders(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "h100+all-1g.10gb")
@@ -784,7 +772,7 @@ func TestRefreshHolders(t *testing.T) {
 	if !slices.Equal(side.units, []string{gone}) {
 		t.Errorf("reminded of %v, want %s", side.units, gone)
 	}
-	// It has the kubelet read, and that wakes the program.
+	// A refresh wakes the program; that must not refresh again.
 	gpus, err := nvml.Scan(w.sim)
 	if err != nil {
 		t.Fatal(err)
@@ -805,8 +793,8 @@ func (closed) State(context.Context, string) (sharing.MIGState, error) {
 	return sharing.MIGState{}, fmt.Errorf("read MIG: %w", sharing.ErrReleased)
 }
 
-// TestDriverClosed checks that nothing is called failed, and no time is lost, while the driver is
-// closed because another GPU is released.
+// TestDriverClosed checks that nothing counts as failed, and no time is lost, while the driver is closed for
+// another GPU's release.
 func TestDriverClosed(t *testing.T) {
 	t.Parallel()
 	w, wanted := newWorld(t, "h100"), layoutNamed("all-balanced")

@@ -20,25 +20,24 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// fleet is a node of several GPUs with a running Reconciler, a kubelet that needs its
-// time to let go of a unit, and a driver that needs its time for each change.
+// fleet is a node of several GPUs with a running Reconciler, a kubelet that takes time to release a unit, and a
+// driver that takes time for each change.
 type fleet struct {
 	t       *testing.T
 	sim     *simnode.Node
 	profile sharing.Profile
 	program *Reconciler
-	// changed has room for the news that the program's Status is another.
+	// changed is signalled when the program's Status changes.
 	changed chan struct{}
 
 	mu sync.Mutex
-	// withheld are the units that are not offered, with the time since when; known are
-	// those that ever were.
+	// withheld are units that are not offered, with the time since when; known are all that were ever offered.
 	withheld map[string]time.Time
 	known    map[string]bool
 	held     map[string]bool
-	// least is how many devices a resource had in the plans, at least.
+	// least is the least number of devices that a resource had in the plans.
 	least map[string]int
-	// most is how many GPUs were in the journal at a time.
+	// most is the largest number of GPUs in the journal at once.
 	most int
 }
 
@@ -111,7 +110,7 @@ func (f *fleet) wanted() sharing.Profile {
 	return f.profile
 }
 
-// gpus is what the driver has, also while it is busy.
+// gpus are the driver's GPUs, also while it is busy.
 func (f *fleet) gpus() (gpus []sharing.GPU) {
 	for _, g := range f.sim.GPUs() {
 		gpu := sharing.GPU{UUID: g.UUID, Index: g.Index, Model: "H100", MIG: g.MIG, MIGPending: g.MIG}
@@ -127,7 +126,7 @@ func (f *fleet) gpus() (gpus []sharing.GPU) {
 	return gpus
 }
 
-// plan is the agent's loop, and wakes the program when the kubelet has let go.
+// plan stands in for the agent's loop, and wakes the program when the kubelet has released units.
 func (f *fleet) plan(context.Context) {
 	everything := sharing.NewPlan(f.gpus(), f.wanted())
 	offered := map[string]bool{}
@@ -201,8 +200,8 @@ func (f *fleet) hold(unit string, held bool) {
 	f.held[unit] = held
 }
 
-// driverTime is what the driver took so far: each GPU instance is in use when it is first to
-// be destroyed, and not 5 ms later.
+// driverTime is the driver's time so far. Each GPU instance is still in use at the first try to destroy it, and
+// free 5 ms later.
 func (f *fleet) driverTime() time.Duration {
 	calls := 0
 	for _, call := range changingCalls {
@@ -211,7 +210,7 @@ func (f *fleet) driverTime() time.Duration {
 	return time.Duration(calls)*stepTime + time.Duration(f.sim.Calls("GpuInstanceDestroy")/2)*5*time.Millisecond
 }
 
-// want asks for a layout and returns when so many GPUs have it, with how long it took.
+// want requests a layout, waits until so many GPUs have it, and returns the time it took.
 func (f *fleet) want(layout string, count int) time.Duration {
 	f.t.Helper()
 	began := time.Now()
@@ -250,9 +249,8 @@ func fleetProfile(names ...sharing.NamingRule) sharing.Profile {
 	return sharing.Profile{MIGStrategy: sharing.MIGMixed, GPUNames: []sharing.NamingRule{{Pattern: "*", Name: "gpu"}}, MIGNames: names}
 }
 
-// TestWaitsForNothingButTheDriver changes eight free GPUs on a driver that makes one
-// change at a time. Their units are withdrawn side by side, and then the driver is
-// always at work.
+// TestWaitsForNothingButTheDriver changes eight free GPUs on a driver that makes one change at a time. Their
+// units are withdrawn concurrently, and then the driver is always busy.
 func TestWaitsForNothingButTheDriver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -272,8 +270,8 @@ func TestWaitsForNothingButTheDriver(t *testing.T) {
 	})
 }
 
-// TestHeldGPUDelaysNoOther checks that a GPU in use keeps no free one waiting, and
-// changes when its pod has ended, which it is told of.
+// TestHeldGPUDelaysNoOther checks that a GPU in use delays no free one, and that it changes when the program is
+// woken after its pod's end.
 func TestHeldGPUDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -299,9 +297,9 @@ func TestHeldGPUDelaysNoOther(t *testing.T) {
 	})
 }
 
-// TestHeldPartitionDelaysNoOther checks that a GPU of which a pod holds one partition keeps no other one
-// waiting, where the wanted layout leaves its resource nothing but that partition. It is first looked at
-// while the other GPU is being changed.
+// TestHeldPartitionDelaysNoOther checks that a GPU with one held partition delays no other GPU, even if that
+// partition is all that the wanted layout leaves of its resource. The GPU is first looked at while the other one
+// is being changed.
 func TestHeldPartitionDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -318,8 +316,8 @@ func TestHeldPartitionDelaysNoOther(t *testing.T) {
 	})
 }
 
-// TestAnotherLayoutWhileAGPUWaits checks that what was decided about a GPU for one layout is
-// not kept for the next one, while another GPU waits.
+// TestAnotherLayoutWhileAGPUWaits checks that a decision for one layout is not kept for the next one while
+// another GPU waits.
 func TestAnotherLayoutWhileAGPUWaits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -338,8 +336,8 @@ func TestAnotherLayoutWhileAGPUWaits(t *testing.T) {
 	})
 }
 
-// TestKeepsCapacity checks that a resource which keeps its name always has devices while
-// several free GPUs change, and that one whose name goes is not spared.
+// TestKeepsCapacity checks that a resource that keeps its name always has devices while several free GPUs change,
+// and that one whose name goes is not protected.
 func TestKeepsCapacity(t *testing.T) {
 	t.Parallel()
 	for _, gpus := range []int{2, 3, 8} {
@@ -364,9 +362,8 @@ func TestKeepsCapacity(t *testing.T) {
 	}
 }
 
-// TestKilledWithSeveralUnderWay ends the program at each write while two GPUs are being
-// changed: at the next start each of them has the old or the wanted layout before
-// anything is registered, and what is in use is still there.
+// TestKilledWithSeveralUnderWay ends the program at each write while two GPUs are being changed. The next start
+// gives each the old or the wanted layout before it registers, and partitions in use survive.
 func TestKilledWithSeveralUnderWay(t *testing.T) {
 	t.Parallel()
 	for _, late := range []bool{false, true} {

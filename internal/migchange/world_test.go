@@ -15,8 +15,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// world is a node whose first GPU is partitioned, with what outlives the program: the
-// driver and the journal.
+// world is a node whose first GPU is partitioned. It keeps the driver and the journal when a program ends.
 type world struct {
 	t    *testing.T
 	sim  *simnode.Node
@@ -24,11 +23,10 @@ type world struct {
 	// saves counts writes of the journal, writes the driver's calls that change
 	// something.
 	saves, writes int
-	// held are the units that pods hold.
+	// held are units held by pods.
 	held []string
-	// dies is the write, of the driver or the journal, at which the program ends;
-	// it does so before the write, or after when late. 0 is never. A dead program
-	// writes nothing more, and kill ends its context.
+	// dies is the write, of the driver or the journal, at which the program ends: before the write, or after it if
+	// late. 0 is never. A dead program writes nothing more, and kill ends its context.
 	dies, seen int
 	late, dead bool
 	kill       context.CancelFunc
@@ -84,7 +82,7 @@ func (w *world) at(write func() error) error {
 	return write()
 }
 
-// journal is what is kept, for a test whose program runs.
+// journal is the kept journal, for use while a program runs.
 func (w *world) journal() Journal {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -119,7 +117,7 @@ func (*world) Withdrawn(...string) bool      { return true }
 func (*world) SetRefusals(map[string]string) {}
 func (*world) RefreshHolders(...string)      {}
 
-// driver is the simulated one with the world's end in it.
+// driver is the simulated driver with the program's end in it.
 type driver struct {
 	*simnode.Node
 	*world
@@ -158,7 +156,7 @@ func (d driver) ComputeInstanceDestroy(ci nvml.ComputeInstance) error {
 	return err
 }
 
-// program is a Reconciler as a fresh process has it.
+// program is a Reconciler as in a fresh process.
 func (w *world) program() *Reconciler {
 	r := New(Options{Partitioner: nvml.NewPartitioner(driver{w.sim, w}, nil), Store: w, Devices: w, Logger: slog.New(slog.DiscardHandler)})
 	r.Holders = func(context.Context) ([]sharing.Allocation, error) {
@@ -168,8 +166,7 @@ func (w *world) program() *Reconciler {
 	return r
 }
 
-// run runs the program until it is killed or has nothing to do for a while,
-// and says whether it lived. The clock runs so that no pause matters.
+// run runs the program until it is killed or idle, and reports whether it lived. The clock skips pauses.
 func (w *world) run(r *Reconciler, wanted sharing.MIGConfig, starting bool, rounds int) (lived bool) {
 	w.t.Helper()
 	ctx, kill := context.WithCancel(w.t.Context())
@@ -225,8 +222,7 @@ func (w *world) migState() sharing.MIGState {
 	return state
 }
 
-// use lets a process use the MIG devices of those indices, and pods hold the
-// others named.
+// use has a process use each MIG device in processes, and a pod hold each one in pods.
 func (w *world) use(processes []int, pods ...int) {
 	w.t.Helper()
 	for _, index := range processes {
@@ -283,8 +279,7 @@ func parsed(t *testing.T, profile string) mig.Profile {
 	return p
 }
 
-// noRefresh is a reading of the GPUs that shows nothing new; meanwhile something
-// else happens.
+// noRefresh is a reading of the GPUs without news; meanwhile something else happens.
 func noRefresh(meanwhile func()) func(context.Context) error {
 	return func(context.Context) error {
 		meanwhile()

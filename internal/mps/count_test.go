@@ -10,7 +10,7 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// stubborn is a Control whose daemon answers nothing while deaf, and is not ended at the first try then.
+// stubborn is a Control whose daemon does not answer while deaf, and then does not end at the first try.
 type stubborn struct {
 	mps.Control
 	deaf atomic.Bool
@@ -30,8 +30,8 @@ func (s *stubborn) Clear(ctx context.Context, env mps.Environment) error {
 	return s.Control.Clear(ctx, env)
 }
 
-// TestDaemonsCounted holds that a daemon that could not be ended at once and was started again counts once: the program
-// ends after a replaced driver when none runs any more.
+// TestDaemonsCounted checks that a daemon that did not end at once and was started again counts once: after a
+// replaced driver, the program ends when the last daemon does.
 func TestDaemonsCounted(t *testing.T) {
 	t.Parallel()
 	control := &stubborn{Control: inProcess()}

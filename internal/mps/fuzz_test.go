@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// FuzzUnitID holds that an ID which is accepted is one directory, right below the root.
+// FuzzUnitID checks that an accepted ID is one directory, right below the root.
 func FuzzUnitID(f *testing.F) {
 	for _, id := range []string{"GPU-8dcd427f-483b-b48f-d7e5-75fb19a52b76", "MIG-1", "GPU-..", "GPU-a/../../b", "MIG-GPU-1/3/0", "", "GPU-\x00", "GPU-1\n"} {
 		f.Add(id)
@@ -20,7 +20,7 @@ func FuzzUnitID(f *testing.F) {
 	})
 }
 
-// FuzzClientMounts holds that no container gets the unit of another directory by the names of its mounts.
+// FuzzClientMounts checks that a container's mounts never yield an invalid unit ID.
 func FuzzClientMounts(f *testing.F) {
 	f.Add("36 35 0:25 /nvidia/mps/GPU-1/pipe /mps/GPU-1/pipe ro - tmpfs tmpfs rw\n37 35 0:45 / /dev/shm rw - tmpfs shm rw\n", "0:25")
 	f.Add("36 35 0:25 / /mps/GPU-1/pipe", "0:25")
@@ -32,8 +32,8 @@ func FuzzClientMounts(f *testing.F) {
 	})
 }
 
-// TestClientMounts holds which container is a client of which unit: the directory must be that of the unit, not only named
-// so, and of two mounts at /dev/shm the last one is seen.
+// TestClientMounts checks which container is a client of which unit. The directory must be the unit's, not only
+// have its name, and of two mounts at /dev/shm the last one counts.
 func TestClientMounts(t *testing.T) {
 	t.Parallel()
 	const shm = "37 35 0:45 / /dev/shm rw - tmpfs shm rw\n"

@@ -25,18 +25,18 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// containerMounts is the variable with the mounts of a process that is a container of the test.
+// containerMounts is the variable with the mounts of a process that acts as a container.
 const containerMounts = "VIRGATE_TEST_MPS_CONTAINER"
 
-// container is a pod's container with what Allocate has given it, as far as MPS goes: a mount namespace and a root of its
-// own, in which its user is root. It is a client of its unit's daemon until it is ended.
+// container is a pod's container with the mounts of an MPS grant: it has its own mount namespace and root
+// directory, and runs as root. It is a client of its unit's daemon until it ends.
 type container struct {
 	command *exec.Cmd
 	input   interface{ Close() error }
 	lines   *bufio.Scanner
 }
 
-// beContainer is the container's process. It says what it sees and what it could do.
+// beContainer is the container's process. It prints what it sees and could do.
 func beContainer(mounts string) {
 	say := func(format string, values ...any) { _, _ = fmt.Fprintf(os.Stdout, format+"\n", values...) }
 	root := "/tmp/container"
@@ -82,7 +82,7 @@ func beContainer(mounts string) {
 	os.Exit(0) //nolint:forbidigo // It is the whole program.
 }
 
-// mountsOf are the mounts by which a container with a share of the unit has MPS.
+// mountsOf are the MPS mounts of a container with a share of the unit.
 func (n *node) mountsOf(unit string) (text string) {
 	for _, m := range grant.MPSAccess(n.root, unit, sharing.MPSLimit{ThreadPercentage: 50}).Mounts {
 		text += fmt.Sprintln(m.HostPath, m.ContainerPath, m.ReadOnly)
@@ -90,7 +90,7 @@ func (n *node) mountsOf(unit string) (text string) {
 	return text
 }
 
-// runContainer starts a container, and returns what it said.
+// runContainer starts a container, and returns its output.
 func (n *node) runContainer(mounts string) (c *container, said []string) {
 	n.t.Helper()
 	self, err := os.Executable()
@@ -125,7 +125,7 @@ func (c *container) end() {
 	_ = c.command.Wait()
 }
 
-// newMountingNode is a node whose root directory is on a mount of its own, as that of the container mps.
+// newMountingNode is a node whose root directory is a separate mount, as in the container mps.
 func newMountingNode(t *testing.T, propagation uintptr) *node {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -157,8 +157,8 @@ func of(unit string) nodereport.MPSUnit {
 	return nodereport.MPSUnit{ID: unit, GPU: unit, MemoryParts: 8}
 }
 
-// TestNoOtherUnit holds that a client of one GPU sees nothing of another GPU's daemon and clients, and cannot take its own
-// daemon's place, wherever the units' memory is mounted.
+// TestNoOtherUnit checks that a client of one GPU sees neither daemon nor clients of another GPU, and cannot
+// replace its own daemon, wherever the units' memory is mounted.
 func TestNoOtherUnit(t *testing.T) {
 	t.Parallel()
 	for name, propagation := range map[string]uintptr{"mounts reach the host": syscall.MS_SHARED, "mount-shm": syscall.MS_PRIVATE} {
@@ -200,7 +200,7 @@ func TestNoOtherUnit(t *testing.T) {
 	}
 }
 
-// checkIsolated checks what a container of the unit said, with so many files in /dev/shm.
+// checkIsolated checks the output of a container of the unit, with so many files in /dev/shm.
 func (n *node) checkIsolated(unit string, said []string, files int) {
 	n.t.Helper()
 	pipe := "/mps/" + unit + "/pipe"
@@ -226,8 +226,8 @@ func (n *node) checkIsolated(unit string, said []string, files int) {
 	}
 }
 
-// TestUnitMemory holds that units' memory is together at most half of the machine's, that a unit's is kept over a
-// restart, and that what was mounted goes with the unit.
+// TestUnitMemory checks that units' memory is at most half of the machine's, that it survives a restart, and that
+// its mount is removed with the unit.
 func TestUnitMemory(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t, syscall.MS_SHARED)
@@ -263,8 +263,8 @@ func TestUnitMemory(t *testing.T) {
 	}
 }
 
-// TestDirectoryInPlaceOfTheLink holds that a daemon starts although the container runtime has made directories of the
-// unit, for a container that was restarted after the unit was removed.
+// TestDirectoryInPlaceOfTheLink checks that a daemon starts even if the container runtime has created the unit's
+// directories, for a container restarted after the unit was removed.
 func TestDirectoryInPlaceOfTheLink(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t, syscall.MS_SHARED)
@@ -298,7 +298,7 @@ func (n *node) mounts() (points []string) {
 	return points
 }
 
-// TestMountShm holds what the init container of NVIDIA's DaemonSet mounts.
+// TestMountShm checks the mount of the init container of NVIDIA's DaemonSet.
 func TestMountShm(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {
@@ -332,8 +332,8 @@ func TestMountShm(t *testing.T) {
 	}
 }
 
-// TestDriverRoot: the daemon of a driver that is installed elsewhere sees its unit's directory and memory as everybody
-// does.
+// TestDriverRoot: the daemon of a driver installed elsewhere sees its unit's directory and memory at the usual
+// paths.
 func TestDriverRoot(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t, syscall.MS_SHARED)
@@ -361,7 +361,7 @@ func TestDriverRoot(t *testing.T) {
 	n.await()
 }
 
-// TestNoMemory holds that a daemon whose clients would fill the host's own file system is not started.
+// TestNoMemory checks that a daemon is not started if its clients would fill the host's own file system.
 func TestNoMemory(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t, syscall.MS_PRIVATE)
@@ -371,8 +371,8 @@ func TestNoMemory(t *testing.T) {
 	n.await(gpu + " failed+that requires virgate mps mount-shm before this program, or mountPropagation Bidirectional")
 }
 
-// TestUpgrade: containers that an older version started have the memory of all units. They, and who comes later, keep it
-// until nobody holds the unit; a unit that nobody holds has its own from the start.
+// TestUpgrade: containers started by an older version share the memory of all units. They and later ones keep it
+// until the unit is free. A unit that is free at the start gets its own memory.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t, syscall.MS_SHARED)
@@ -410,7 +410,7 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// awaitCommon waits until exactly these units have the memory of all.
+// awaitCommon waits until exactly these units have the common memory.
 func (n *node) awaitCommon(units ...string) {
 	n.t.Helper()
 	n.until(fmt.Sprintf("the memory of all units for %q", units), func() (bool, string) {
@@ -434,8 +434,8 @@ func (n *node) older(units ...string) {
 	}
 }
 
-// TestOwnVolume: a container keeps a volume of its own at /dev/shm. It is told that MPS does not work
-// if the daemon is one that uses /dev/shm.
+// TestOwnVolume: a container keeps its own volume at /dev/shm. If the daemon uses /dev/shm, MPS does not work
+// there, and the unit's state shows it.
 func TestOwnVolume(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t, syscall.MS_SHARED)

@@ -16,8 +16,8 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// Variables of the process that is killed: the root directory, that of the modes, the program, and
-// the step: "before start", "after quit". It reports each step on reportPipe as it comes to it.
+// Variables of the process that is killed: the root directory, the directory of modes, the program, and the step,
+// as "before start" or "after quit". It reports each step on reportPipe.
 const (
 	killRoot    = "VIRGATE_TEST_MPS_ROOT"
 	killModes   = "VIRGATE_TEST_MPS_MODES"
@@ -27,7 +27,7 @@ const (
 	reportPipe = 3 // the first of exec.Cmd.ExtraFiles
 )
 
-// steps are what the supervisor does to the world, in the order of a daemon's life.
+// steps are the supervisor's actions, in the order of a daemon's life.
 var steps = []string{
 	"mode", "set exclusive-process", "start", "get_default_active_thread_percentage", "set_default_active_thread_percentage",
 	"set_default_device_pinned_mem_limit", "quit", "clear", "set default",
@@ -35,7 +35,7 @@ var steps = []string{
 
 // supervise supervises until a step kills the process.
 func supervise(root string) {
-	syscall.CloseOnExec(reportPipe) // Its end is to be that of this process, not of daemons.
+	syscall.CloseOnExec(reportPipe) // Daemons must not inherit it, so that the pipe ends with this process.
 	report := os.NewFile(reportPipe, "report")
 	at := func(when, step string) {
 		_, _ = fmt.Fprintln(report, when, step)
@@ -119,7 +119,7 @@ func TestKill(t *testing.T) {
 type killed struct {
 	command *exec.Cmd
 	dead    chan struct{}
-	// steps are those that it came to; read them when it is dead.
+	// steps are the reported steps; read them when it is dead.
 	steps []string
 }
 
@@ -168,7 +168,7 @@ func (k *killed) ended() bool {
 	}
 }
 
-// lastStep is the step that it came to last, "" for none.
+// lastStep is the last reported step, "" without one.
 func (k *killed) lastStep() string {
 	if len(k.steps) == 0 {
 		return ""

@@ -25,7 +25,7 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// noServers are servers and clients that nobody sees.
+// noServers are servers and clients that are not observed.
 type noServers struct{ pids *atomic.Int64 }
 
 func (s noServers) Start(string) (int, error)  { return int(s.pids.Add(1)), nil }
@@ -35,7 +35,7 @@ func (noServers) RemoveClient(_ string, _ int) {}
 
 func inProcess() *simmps.InProcess { return &simmps.InProcess{Servers: noServers{&atomic.Int64{}}} }
 
-// each runs the test with NVIDIA's program as a process, and as a goroutine of the test.
+// each runs the test with NVIDIA's program as a process and as a goroutine of the test.
 func each(t *testing.T, test func(t *testing.T, n *node)) {
 	t.Run("program", func(t *testing.T) {
 		t.Parallel()
@@ -95,8 +95,8 @@ func TestLife(t *testing.T) {
 	})
 }
 
-// TestModeOfOthers: a mode that was exclusive before stays, and one that somebody else has set
-// meanwhile is not overwritten.
+// TestModeOfOthers: a mode that was exclusive before stays, and a mode set by another program meanwhile is not
+// overwritten.
 func TestModeOfOthers(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -130,8 +130,8 @@ func (a *asking) Ask(ctx context.Context, env mps.Environment, command string) (
 	return a.Control.Ask(ctx, env, command)
 }
 
-// TestOpensNoGPU holds that a GPU's mode is asked for when its daemon starts, and not while it serves, and that no released
-// GPU is opened from when the client is told so.
+// TestOpensNoGPU checks that a GPU's mode is read when its daemon starts and not while it serves, and that a
+// released GPU is not opened once the client has reported it as closed.
 func TestOpensNoGPU(t *testing.T) {
 	t.Parallel()
 	control := &asking{Control: inProcess()}
@@ -179,8 +179,8 @@ func TestOpensNoGPU(t *testing.T) {
 	n.until("all to be open", func() (bool, string) { return closed.Load() == "map[]", fmt.Sprint(closed.Load()) })
 }
 
-// TestClosedBeforeAWish holds that a client which has not said yet what it wants, as one that starts in a pause, takes no
-// daemon away when it says what is released.
+// TestClosedBeforeAWish checks that a client that sends released GPUs before its first request, as when it starts
+// in a pause, stops no daemon.
 func TestClosedBeforeAWish(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -273,7 +273,7 @@ func TestNoQuit(t *testing.T) {
 	n.awaitMode(gpu, sharing.DefaultComputeMode)
 }
 
-// awaitNoProcess waits until the process is gone, or a zombie of whoever has to look after it.
+// awaitNoProcess waits until the process is gone or a zombie.
 func (n *node) awaitNoProcess(pid int) {
 	n.t.Helper()
 	await.Until(n.t, fmt.Sprintf("the end of process %d", pid), func() error {
@@ -310,7 +310,7 @@ func TestDeadDaemon(t *testing.T) {
 	}
 }
 
-// daemon is the PID of the unit's daemon, 0 for none.
+// daemon is the PID of the unit's daemon, 0 without one.
 func (n *node) daemon(unit string) (pid int) {
 	data, _ := os.ReadFile(filepath.Join(n.pipe(unit), "nvidia-cuda-mps-control.pid"))
 	_, _ = fmt.Sscan(string(data), &pid)
@@ -382,7 +382,7 @@ func TestQuitWaits(t *testing.T) {
 	})
 }
 
-// TestClientRestart: the daemons stay while nobody is connected, and until another wish is told.
+// TestClientRestart: the daemons stay while no client is connected, and until another request arrives.
 func TestClientRestart(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, program(t))
@@ -408,8 +408,7 @@ func TestClientRestart(t *testing.T) {
 	n.await(other + " ready")
 }
 
-// TestOldWish: what a client that has been replaced wished is read after its successor's wish, and
-// changes nothing.
+// TestOldWish: a request of a replaced client, read after its successor's request, changes nothing.
 func TestOldWish(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -421,7 +420,7 @@ func TestOldWish(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The second line, which is newer than all, shows that the first has been read.
+	// The second line has the newest time; once it takes effect, the first has been read.
 	const third = "GPU-77777777-2222-3333-4444-555555555555"
 	lines := json.NewEncoder(replaced)
 	for _, wish := range []map[string]any{
@@ -441,7 +440,7 @@ func TestOldWish(t *testing.T) {
 	}
 }
 
-// TestSupervisorRestart: its end restores the modes; the next one serves again in the same
+// TestSupervisorRestart: the supervisor's end restores the modes, and the next one serves again in the same
 // directories, which pods have mounted.
 func TestSupervisorRestart(t *testing.T) {
 	t.Parallel()
@@ -474,7 +473,7 @@ func TestSupervisorRestart(t *testing.T) {
 	})
 }
 
-// TestNobodyWishes: what an earlier run left is removed although no client comes.
+// TestNobodyWishes: leftovers of an earlier run are removed even if no client connects.
 func TestNobodyWishes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -491,8 +490,8 @@ func TestNobodyWishes(t *testing.T) {
 	await.True(t, "the end of the directory", func() bool { return !n.exists("MIG-1") })
 }
 
-// TestLeftoversAreTold: who connects is told of what an earlier run left before it is removed, so
-// that no GPU is taken for free while it has the daemon's compute mode.
+// TestLeftoversAreTold: a client gets the leftovers of an earlier run before they are removed, so that no GPU
+// counts as free while it has the daemon's compute mode.
 func TestLeftoversAreTold(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -542,8 +541,8 @@ func TestOtherLimits(t *testing.T) {
 	})
 }
 
-// TestLimitsNotApplied: a daemon that does not take its limits serves nobody, and one whose server
-// does not take them gives out nothing more.
+// TestLimitsNotApplied: a daemon that does not apply its limits is never ready, and one whose server does not
+// apply them fails.
 func TestLimitsNotApplied(t *testing.T) {
 	t.Parallel()
 	for name, limited := range map[string]struct {
@@ -580,7 +579,7 @@ func TestLimitsNotApplied(t *testing.T) {
 			n.fault(gpu, "")
 			n.await(gpu + " ready")
 
-			// A server that has others than the daemon: an operator has set them.
+			// A server whose limits differ from the daemon's, as set by an operator.
 			client, err := simmps.Connect(t.Context(), n.pipe(gpu), 1)
 			if err != nil {
 				t.Fatal(err)
@@ -596,7 +595,7 @@ func TestLimitsNotApplied(t *testing.T) {
 	}
 }
 
-// TestUsers: a server serves one user, so who waits for whom is told; with MultiUser nobody waits.
+// TestUsers: a server serves one user, so the state shows who waits for whom; with MultiUser no client waits.
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, n *node) {
@@ -702,8 +701,8 @@ func TestFolders(t *testing.T) {
 	_ = c.Close()
 }
 
-// TestModeProhibited: a GPU that somebody has closed for CUDA is named in the log before it is shared,
-// and closed again when it no longer is.
+// TestModeProhibited: if a GPU's compute mode is prohibited, the log says so before it is shared, and the mode is
+// restored afterwards.
 func TestModeProhibited(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -790,7 +789,7 @@ func TestModeNotRestored(t *testing.T) {
 	n.awaitMode(gpu, sharing.DefaultComputeMode)
 }
 
-// TestStrangeServer: a supervisor that says what cannot be read is none.
+// TestStrangeServer: a supervisor that sends unreadable lines is disconnected.
 func TestStrangeServer(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -829,7 +828,7 @@ func TestLongRoot(t *testing.T) {
 	}
 }
 
-// TestUnitIDs holds that what is no UUID gets no directory and no daemon, and is refused by name.
+// TestUnitIDs checks that an invalid unit ID gets neither directory nor daemon, and is reported.
 func TestUnitIDs(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -865,8 +864,8 @@ func TestUnitIDs(t *testing.T) {
 	n.await(gpu + " ready")
 }
 
-// TestDriverReplaced: when the node has another driver than this container, no daemon is started any more, and Run ends
-// when none runs: those that run have clients, whose GPUs the old driver still serves.
+// TestDriverReplaced: when the node's driver is no longer this container's, no more daemons are started, and Run
+// ends with the last one. Running daemons have clients, whose GPUs the old driver still serves.
 func TestDriverReplaced(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())

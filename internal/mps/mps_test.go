@@ -23,7 +23,7 @@ import (
 	"github.com/virgate/virgate/test/shortdir"
 )
 
-// unlimited is for deadlines that no machine may be too slow for.
+// unlimited is for deadlines that no test should reach.
 const unlimited = time.Hour
 
 const (
@@ -36,7 +36,7 @@ const (
 func TestMain(m *testing.M) {
 	if filepath.Base(os.Args[0]) == mps.ProgramName {
 		code := simmps.Main(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
-		// The race detector would wait for a second at a usual end.
+		// The race detector would wait a second at a normal end.
 		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, uintptr(code), 0, 0)
 	}
 	if len(os.Args) > 2 && os.Args[2] == mps.InDriverRoot {
@@ -52,7 +52,7 @@ func TestMain(m *testing.M) {
 	os.Exit(runTests(m)) //nolint:forbidigo // This is a main.
 }
 
-// programPath is the stand-in as a program of its own.
+// programPath is the stand-in, built as a program.
 var programPath string
 
 // runTests makes the program first: a file that is being written cannot be executed, and a
@@ -100,7 +100,7 @@ func programAt(path string, log interface{ Write([]byte) (int, error) }) mps.Pro
 	}
 }
 
-// modes are the compute modes of the GPUs, in a file for each, so that they outlast a process.
+// modes are the GPUs' compute modes, in one file each, so that they survive a process.
 type modes string
 
 func (m modes) get(_ context.Context, gpu string) (sharing.ComputeMode, error) {
@@ -122,8 +122,7 @@ type node struct {
 	modes   modes
 	client  *mps.Client
 	options mps.Options
-	// changed has room for the news that the client's states, a compute mode or what else a
-	// test waits for may have changed.
+	// changed is signalled when a state, a compute mode or anything else a test waits for may have changed.
 	changed chan struct{}
 
 	mu  sync.Mutex
@@ -211,7 +210,7 @@ func (n *node) connect() (stop func()) {
 	})
 }
 
-// lookAgain wakes until. It never blocks.
+// lookAgain wakes until, and never blocks.
 func (n *node) lookAgain() {
 	select {
 	case n.changed <- struct{}{}:
@@ -235,7 +234,7 @@ func (n *node) await(want ...string) {
 	})
 }
 
-// until waits for what lookAgain is called for. Only a hang meets its limit.
+// until waits for a condition that lookAgain signals. It fails only after a hang.
 func (n *node) until(what string, is func() (bool, string)) {
 	n.t.Helper()
 	limit := time.NewTimer(await.Patience)

@@ -11,7 +11,7 @@ import (
 	"github.com/virgate/virgate/internal/mps"
 )
 
-// said is what a daemon of R595 has said (dra-driver-nvidia-gpu#1153).
+// said is output of a daemon of R595 (dra-driver-nvidia-gpu#1153).
 const said = `[2026-05-31 23:46:49.893 Control 11107] Starting control daemon using socket /tmp/nvidia-mps/control
 [2026-05-31 23:48:21.671 Control 11107] Accepting connection...
 [2026-05-31 23:48:21.671 Control 11107] User did not send valid credentials
@@ -22,7 +22,7 @@ const said = `[2026-05-31 23:46:49.893 Control 11107] Starting control daemon us
 [2026-05-31 23:48:26.153 Control 11107] NEW CLIENT 11811 from user 0: Server is not ready, push client to pending list
 `
 
-// said580 is what a daemon of R580 has said: a server ended for the next user, and a third user waits.
+// said580 is output of a daemon of R580: a server ended for the next user, and a third user waits.
 const said580 = `[2026-11-27 18:50:37.663 Control   533] NEW SERVER 656: Ready
 [2026-11-27 18:50:37.684 Control   533] NEW CLIENT 647 from user 0: Server already exists
 [2026-11-27 18:50:47.933 Control   533] NEW CLIENT 836 from user 1000: Server is not ready, push client to pending list
@@ -36,7 +36,7 @@ const said580 = `[2026-11-27 18:50:37.663 Control   533] NEW SERVER 656: Ready
 [2026-11-27 18:50:49.908 Control   533] Server 845 has 2 active worker threads. Server will not shutdown.
 `
 
-// TestOutput reads a daemon's lines, in pieces of any length, and what is no line of a daemon.
+// TestOutput reads a daemon's lines, and others, in pieces of any length.
 func TestOutput(t *testing.T) {
 	t.Parallel()
 	waits := mps.Queue{Server: 11803, User: 1000, Waiting: []mps.Process{{PID: 11811}}}
@@ -82,7 +82,7 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// TestOutputIsBounded holds that a daemon that never gets a server ready fills no memory.
+// TestOutputIsBounded checks that a daemon that never gets a server ready uses bounded memory.
 func TestOutputIsBounded(t *testing.T) {
 	t.Parallel()
 	out := mps.NewOutput(slog.New(slog.DiscardHandler))

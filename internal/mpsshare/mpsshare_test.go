@@ -13,20 +13,21 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// node has one GPU, which is planned and listed in four shares by MPS while shared is true, and
-// otherwise not at all. Its daemons are never told of.
+// node has one GPU, which is planned and listed in four MPS shares while shared is true, and otherwise not at
+// all. Its daemons are never reported.
 type node struct {
 	*Manager
 	shared  bool
 	users   []string
 	pending bool
 	wanted  []string
-	// units are the last wish, states what virgate mps says, holders and unread what is known of pods.
+	// units is the last request, states the answer of virgate mps; holders and unread are the kubelet's answer.
 	units   []nodereport.MPSUnit
 	states  []nodereport.MPSState
 	holders []sharing.Allocation
 	unread  bool
-	// released are the GPUs that are, closed is what virgate mps was told, and slow says that it does not keep to it yet.
+	// released are the released GPUs, closed the GPUs that virgate mps must keep closed; slow: it does not do so
+	// yet.
 	released, closed map[string]int
 	slow             bool
 }
@@ -77,8 +78,8 @@ func (n *node) States() ([]nodereport.MPSState, bool) { return n.states, true }
 
 func (*node) Watch(context.Context, func()) error { return nil }
 
-// TestWaitsForTheGPU holds that no daemon is wanted while somebody uses the GPU in another way or its
-// compute mode is not set back, and that View says so.
+// TestWaitsForTheGPU checks that no daemon is wanted while the GPU is used in another way or its compute mode is
+// not restored, and that View gives the reason.
 func TestWaitsForTheGPU(t *testing.T) {
 	t.Parallel()
 	n := newNode()
@@ -102,8 +103,8 @@ func TestWaitsForTheGPU(t *testing.T) {
 	}
 }
 
-// TestLeavesCommonMemory holds that virgate mps is told that nobody holds a unit whose clients may still have the
-// /dev/shm of all units, and only then; and how much memory is the unit's.
+// TestLeavesCommonMemory checks that virgate mps learns when a unit is free, if its clients may still have the
+// /dev/shm of all units, and only then; and how much memory the unit gets.
 func TestLeavesCommonMemory(t *testing.T) {
 	t.Parallel()
 	n := newNode()
@@ -136,8 +137,8 @@ func TestLeavesCommonMemory(t *testing.T) {
 	}
 }
 
-// TestDoubt holds that a GPU whose daemon was wanted and never told of counts as busy for a while
-// after that, because the daemon may still start.
+// TestDoubt checks that a GPU whose daemon was wanted but never reported counts as busy for a while, as the
+// daemon may still start.
 func TestDoubt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -164,8 +165,8 @@ func TestDoubt(t *testing.T) {
 	})
 }
 
-// TestKeepsReleasedClosed holds that virgate mps is told which GPUs are released, not before their daemons have ended, and
-// that View has them when it keeps to that.
+// TestKeepsReleasedClosed checks that virgate mps gets the released GPUs once their daemons have ended, and that
+// View lists them once it keeps them closed.
 func TestKeepsReleasedClosed(t *testing.T) {
 	t.Parallel()
 	n := newNode()

@@ -31,8 +31,7 @@ func TestRefusalReasonsAreDocumented(t *testing.T) {
 	t.Error("program.txt has no allocate_failures_total")
 }
 
-// TestMPSMetrics holds that each daemon is in one state, and that nothing is said of daemons of
-// which nothing is known.
+// TestMPSMetrics checks that each daemon is in one state, and that unknown daemons have no series.
 func TestMPSMetrics(t *testing.T) {
 	t.Parallel()
 	states := []nodereport.MPSState{{ID: "GPU-a", Phase: nodereport.MPSReady, Restarts: 2}, {ID: "MIG-b", Phase: nodereport.MPSFailed}}

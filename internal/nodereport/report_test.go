@@ -6,8 +6,7 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 )
 
-// TestLayoutState holds the words of mig-manager's label: one GPU that failed
-// is a node that did, and one that waits is one that does.
+// TestLayoutState checks mig-manager's label: if one GPU failed, the node did, and if one waits, the node does.
 func TestLayoutState(t *testing.T) {
 	for _, test := range []struct {
 		name    string

@@ -50,8 +50,7 @@ func TestAnnounceWrites(t *testing.T) {
 	}
 }
 
-// TestAnnounceRefused holds that a resource which may not be written is not asked for again and
-// again, and that one failure is only that.
+// TestAnnounceRefused checks that a refused resource is not tried again and again, while a failure is.
 func TestAnnounceRefused(t *testing.T) {
 	t.Parallel()
 	f := newFakeAPI(t)
@@ -88,8 +87,7 @@ func TestAnnounceRefused(t *testing.T) {
 	}
 }
 
-// TestAnnounceEndsInTime holds that an API server that does not answer takes no longer than the
-// caller has.
+// TestAnnounceEndsInTime checks that a hanging API server takes only the caller's time.
 func TestAnnounceEndsInTime(t *testing.T) {
 	t.Parallel()
 	f := newFakeAPI(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestEventsDocument compares the Events in docs/reference/kubernetes-objects.md with those of
-// events.go: their reasons, and which of them are Normal.
+// TestEventsDocument compares the Events in docs/reference/kubernetes-objects.md with events.go: their reasons,
+// and which are Normal.
 func TestEventsDocument(t *testing.T) {
 	file, err := parser.ParseFile(token.NewFileSet(), "events.go", nil, 0)
 	if err != nil {

@@ -223,8 +223,7 @@ func TestQueueCounts(t *testing.T) {
 	}
 }
 
-// TestQueueForgetsOldCounts lets so much time pass that the API has forgotten
-// the event.
+// TestQueueForgetsOldCounts lets enough time pass for the API to forget the event.
 func TestQueueForgetsOldCounts(t *testing.T) {
 	q := newEventQueue(defaultTiming())
 	n := normal(ReasonProfileApplied, "a")
@@ -259,7 +258,7 @@ func TestQueueIsBounded(t *testing.T) {
 	if _, after, ok := q.next(now); written != 25 || ok || after != 10*time.Second {
 		t.Errorf("%d written at once, the next %t or after %s", written, ok, after)
 	}
-	// A written one makes room before one that waits.
+	// A written event is dropped before a waiting one.
 	q.add(normal(ReasonProfileApplied, "more"), now)
 	if q.takeDropped() != 0 || len(q.series) != maxQueued {
 		t.Error("one that waits was dropped")
@@ -303,8 +302,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestQueueDropsWhatIsWritten has an older event that waits and a newer one that
-// is written: the newer one makes room.
+// TestQueueDropsWhatIsWritten has an older waiting event and a newer written one: the newer one is dropped.
 func TestQueueDropsWhatIsWritten(t *testing.T) {
 	q := newEventQueue(defaultTiming())
 	a, b := normal(ReasonProfileApplied, "a"), normal(ReasonProfileApplied, "b")
@@ -327,8 +325,8 @@ func TestQueueDropsWhatIsWritten(t *testing.T) {
 	}
 }
 
-// TestQueueWaitsWithBlocked checks that a blocked layout is not written at once, and that it
-// is not forgotten if it happened again meanwhile.
+// TestQueueWaitsWithBlocked checks that a blocked layout is not written at once, and not forgotten if it happened
+// again meanwhile.
 func TestQueueWaitsWithBlocked(t *testing.T) {
 	q := newEventQueue(defaultTiming())
 	n := warning(ReasonMIGBlocked, "a")

@@ -18,8 +18,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestEvict holds what is asked of the API server, and what its refusals mean: the eviction is a dry run, and the pod is
-// deleted only after that, by its UID and with its own grace period.
+// TestEvict checks the requests and the meaning of refusals: the eviction is a dry run, and only then is the pod
+// deleted, by its UID and with its own grace period.
 func TestEvict(t *testing.T) {
 	const pod = "/api/v1/namespaces/ns/pods/p"
 	for _, test := range []struct {
@@ -79,7 +79,7 @@ func TestEvict(t *testing.T) {
 	}
 }
 
-// TestOverLimitNotices holds that each thing that happens to a container is one event.
+// TestOverLimitNotices checks that each change of a container's state is one event.
 func TestOverLimitNotices(t *testing.T) {
 	over := nodereport.OverLimit{Unit: "GPU-1", Container: sharing.Container{Namespace: "ns", Pod: "p", Name: "c"}, Text: "too much"}
 	refused, evicted := over, over

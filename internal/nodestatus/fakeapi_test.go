@@ -26,26 +26,25 @@ import (
 
 const nodeName = "n1"
 
-// fakeAPI is an API server with one Node and Events. It merges as a real one
-// does, and can be told to refuse, to be slow and to be away.
+// fakeAPI is an API server with one Node and Events. It merges like a real one, and can refuse, be slow or be
+// away.
 type fakeAPI struct {
 	t *testing.T
 	// listener is in memory, so that a test can run in a synctest bubble.
 	listener *bufconn.Listener
 
 	mutex sync.Mutex
-	// node is nil while there is none.
+	// node may be nil.
 	node   *corev1.Node
 	events map[string]corev1.Event
-	// features is the NodeFeature virgate/features, nil while there is none; pod answers for the
-	// program's pod, empty for 403.
+	// features is the NodeFeature virgate/features, or nil; pod is the answer for the program's pod, empty for 403.
 	features map[string]any
 	pod      string
 	// allFeatures are NodeFeatures of all namespaces, nil where NFD is not installed.
 	allFeatures []metav1.ObjectMeta
 	// requests are "METHOD PATH CONTENT-TYPE", in their order.
 	requests []string
-	// refuse answers a request with this status, 0 for none, by its path's end.
+	// refuse has the status for requests whose path ends like this, 0 to serve them.
 	refuse map[string]int
 	// refuseWrites refuses all writes as an admission policy does.
 	refuseWrites bool
@@ -167,7 +166,7 @@ func (f *fakeAPI) serveNode(w http.ResponseWriter, r *http.Request, body []byte)
 			answer(w, http.StatusUnprocessableEntity, err.Error())
 			return
 		}
-		// Each way in changes its own part, as with the real API.
+		// Each kind of request changes only its part, as with the real API.
 		if strings.HasSuffix(r.URL.Path, "/status") {
 			f.node.Status = next.Status
 		} else {
@@ -208,8 +207,8 @@ func merge[T any](object *T, patch []byte) error {
 	return json.Unmarshal(data, object)
 }
 
-// strategicMerge is a strategic merge of what occurs here: null takes a key
-// away, maps are merged, and lists of conditions by their type.
+// strategicMerge is a strategic merge for the types used here: null deletes a key, maps are merged, and lists of
+// conditions by type.
 func strategicMerge(object, patch map[string]any) map[string]any {
 	if object == nil {
 		object = map[string]any{}
@@ -320,7 +319,7 @@ func (f *fakeAPI) change(do func()) {
 	do()
 }
 
-// await waits until what holds of the server's state.
+// await waits until holds is true of the server's state.
 func (f *fakeAPI) await(what string, holds func() bool) {
 	f.t.Helper()
 	late := time.NewTimer(await.Patience)
@@ -349,8 +348,7 @@ func (f *fakeAPI) describe() string {
 	return text + "\n" + strings.Join(f.told(), "\n")
 }
 
-// told are the events as "REASON MESSAGE xCOUNT", in the order in which they
-// began.
+// told are the events as "REASON MESSAGE xCOUNT", in order of their start.
 func (f *fakeAPI) told() []string {
 	events := slices.SortedFunc(maps.Values(f.events), func(a, b corev1.Event) int { return strings.Compare(a.Name, b.Name) })
 	lines := make([]string, len(events))
@@ -360,7 +358,7 @@ func (f *fakeAPI) told() []string {
 	return lines
 }
 
-// condition is the Node's GPUSharingReady; ok is false when it has none.
+// condition is the Node's GPUSharingReady; ok is false without one.
 func (f *fakeAPI) condition() (condition corev1.NodeCondition, ok bool) {
 	if f.node == nil {
 		return corev1.NodeCondition{}, false

@@ -17,18 +17,18 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// featured is a node on which all is well, with these feature labels.
+// featured is a healthy node with these feature labels.
 func featured(generation string, labels map[string]string) nodereport.Report {
 	report := applied(generation)
 	report.Features = labels
 	return report
 }
 
-// TestFeatureLabelsOfNode goes through reports and what others do to the Node.
+// TestFeatureLabelsOfNode goes through reports and other programs' changes of the Node.
 func TestFeatureLabelsOfNode(t *testing.T) {
 	const product, count, memory = "nvidia.com/gpu.product", "nvidia.com/gpu.count", "nvidia.com/gpu.memory"
 	f := newFakeAPI(t)
-	f.node.Labels[memory] = "1" // What nobody is known to own is taken over.
+	f.node.Labels[memory] = "1" // A label without a known owner is taken over.
 	c, err := connect(f.config(), nodeName, time.Minute)
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func TestFeatureLabelsOfNode(t *testing.T) {
 	}
 }
 
-// TestFeatureLabelsWithProfile: nobody sees the one without the other.
+// TestFeatureLabelsWithProfile: labels and profile are written together.
 func TestFeatureLabelsWithProfile(t *testing.T) {
 	f := newFakeAPI(t)
 	options := Options{Config: f.config(), Node: nodeName, Annotations: true, Features: FeatureOutput{Kind: FeaturesToNode}}
@@ -115,8 +115,8 @@ func TestFeatureFile(t *testing.T) {
 	})
 }
 
-// TestWriteFeatureFile: a reader sees the one or the other, and NFD, which reads all files of the
-// folder, no third.
+// TestWriteFeatureFile: readers see the old or the new file, and NFD, which reads all files of the folder, sees
+// no third.
 func TestWriteFeatureFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "gfd")

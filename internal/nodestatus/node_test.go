@@ -69,8 +69,7 @@ func TestStaleResources(t *testing.T) {
 	})
 }
 
-// TestStaleResourceInUseAgain has the value change between reading and
-// patching: the patch must not take it.
+// TestStaleResourceInUseAgain changes the value between reading and patching: the patch must not remove it.
 func TestStaleResourceInUseAgain(t *testing.T) {
 	node := newNode()
 	node.Status.Capacity = corev1.ResourceList{"nvidia.com/gpu": resource.MustParse("4")}
@@ -88,8 +87,8 @@ func TestStaleResourceInUseAgain(t *testing.T) {
 	}
 }
 
-// TestNodeMadeAnew deletes the Node and makes another: what is Virgate's is
-// written to it too, at once when somebody sees it, else with the next try.
+// TestNodeMadeAnew deletes the Node and makes another. It gets everything of Virgate's: at once if the new Node
+// is seen, else with the next try.
 func TestNodeMadeAnew(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -146,8 +145,7 @@ func TestNodeMadeAnewDuringAPause(t *testing.T) {
 	f.await("written again", written)
 }
 
-// TestNodeMadeAnewUnderWay has the report be what it was, when the Node is there
-// again after writing to none has failed.
+// TestNodeMadeAnewUnderWay goes back to an earlier report before the Node is there again, after a failed write.
 func TestNodeMadeAnewUnderWay(t *testing.T) {
 	f := newFakeAPI(t)
 	r := start(t, everything(f), fast())
@@ -169,8 +167,8 @@ func TestNodeMadeAnewUnderWay(t *testing.T) {
 	f.await("written again", written)
 }
 
-// TestWritersRest has each writer asked again with nothing new: it asks nothing
-// of the API, and wants to be called no more.
+// TestWritersRest calls each writer again with nothing new: it sends no request, and does not ask to be called
+// again.
 func TestWritersRest(t *testing.T) {
 	f := newFakeAPI(t)
 	client, err := connect(f.config(), nodeName, time.Minute)
@@ -198,8 +196,7 @@ func TestWritersRest(t *testing.T) {
 	}
 }
 
-// TestNothingUnasked is what a program that stands by does: nothing is reported,
-// and nothing is asked of the API.
+// TestNothingUnasked checks that a standby, without a report, sends no requests.
 func TestNothingUnasked(t *testing.T) {
 	f := newFakeAPI(t)
 	r, err := newReporter(Options{Config: f.config(), Node: nodeName, Events: true, Condition: true, Annotations: true, RemoveStale: true}, fast())
@@ -216,8 +213,8 @@ func TestNothingUnasked(t *testing.T) {
 	}
 }
 
-// TestMIGLabel holds who writes mig-manager's label: nobody where Virgate partitions no
-// GPU, and nobody any more when it has stopped.
+// TestMIGLabel checks mig-manager's label: Virgate writes it only while it partitions a GPU, and removes it
+// afterwards.
 func TestMIGLabel(t *testing.T) {
 	f := newFakeAPI(t)
 	f.node.Labels[MIGStateLabel] = "theirs"
@@ -266,8 +263,8 @@ func TestMIGLabel(t *testing.T) {
 	}
 }
 
-// TestStaleMIGLabel starts where an earlier run has left the label: it goes when the profile
-// in force asks for no layout, unless somebody else wrote it.
+// TestStaleMIGLabel starts with a label from an earlier run: it is removed if the profile in force asks for no
+// layout, unless another program wrote it.
 func TestStaleMIGLabel(t *testing.T) {
 	for _, test := range []struct{ manager, section, want string }{
 		{"virgate", "f:labels", ""}, {"mig-manager", "f:labels", "success"}, {"virgate", "f:annotations", "success"},
@@ -332,7 +329,7 @@ func TestHeartbeat(t *testing.T) {
 	})
 }
 
-// TestHeartbeatIsNotEarly has one that is due much later: only changes are written.
+// TestHeartbeatIsNotEarly has a heartbeat that is due much later: only changes are written.
 func TestHeartbeatIsNotEarly(t *testing.T) {
 	f := newFakeAPI(t)
 	client, err := connect(f.config(), nodeName, time.Minute)

@@ -54,7 +54,7 @@ func ref(generation string) nodereport.ProfileRef {
 	return nodereport.ProfileRef{Name: "a100", Source: "ConfigMap gpu/profiles", Generation: generation}
 }
 
-// applied is a node on which all is well.
+// applied is a healthy node.
 func applied(generation string) nodereport.Report {
 	return nodereport.Report{
 		State: nodereport.ProfileApplied, Wanted: ref(generation), Applied: ref(generation),
@@ -62,7 +62,7 @@ func applied(generation string) nodereport.Report {
 	}
 }
 
-// byRule is a node on which all is well by that rule of a list.
+// byRule is a healthy node with a profile from that rule.
 func byRule(generation string, rule int, list string) nodereport.Report {
 	r := applied(generation)
 	r.Wanted.By, r.Wanted.Rule, r.Wanted.Rules = fmt.Sprintf("rule %d of ConfigMap gpu/profiles", rule), rule, list
@@ -70,7 +70,7 @@ func byRule(generation string, rule int, list string) nodereport.Report {
 	return r
 }
 
-// TestNodeSaysWhy writes why a profile should be in force where rules choose, and takes it away where there are none.
+// TestNodeSaysWhy writes which rule wants a profile, and removes that without rules.
 func TestNodeSaysWhy(t *testing.T) {
 	f := newFakeAPI(t)
 	r := start(t, everything(f), fast())
@@ -146,8 +146,7 @@ func TestNodeSaysWhatIsReported(t *testing.T) {
 	})
 }
 
-// TestNothingNewWritesNothing reports the same again and again, and then
-// something else so as to know that the end was reached.
+// TestNothingNewWritesNothing reports the same again and again, and then something else to mark the end.
 func TestNothingNewWritesNothing(t *testing.T) {
 	f := newFakeAPI(t)
 	r := start(t, everything(f), fast())
@@ -227,8 +226,8 @@ func TestFlappingGPUDoesNotFlood(t *testing.T) {
 	})
 }
 
-// TestBlockedForAMomentIsNoEvent checks that a layout that is blocked by a pod which has just
-// ended is no Event, and that one which stays blocked is.
+// TestBlockedForAMomentIsNoEvent checks that a layout blocked by a pod that has just ended gives no Event, and
+// one that stays blocked does.
 func TestBlockedForAMomentIsNoEvent(t *testing.T) {
 	f := newFakeAPI(t)
 	timing := fast()
@@ -329,9 +328,8 @@ func TestConcernsThisNodeOnly(t *testing.T) {
 	}
 }
 
-// TestManyNodesWriteApart: what all nodes have to tell waits for a while, and
-// ends waiting when something comes that is this node's alone, or when the Node
-// is another one.
+// TestManyNodesWriteApart: changes that all nodes report wait for a while. The wait ends with a change of this
+// node alone, or with another Node.
 func TestManyNodesWriteApart(t *testing.T) { synctest.Test(t, testManyNodesWriteApart) }
 
 func testManyNodesWriteApart(t *testing.T) {
@@ -372,8 +370,8 @@ func testManyNodesWriteApart(t *testing.T) {
 	}
 }
 
-// TestRefusedAndBack refuses in every way, for each kind of request alone, and
-// sees that the others go on and that the latest state is written afterwards.
+// TestRefusedAndBack refuses each kind of request in every way, and checks that the others go on and that the
+// latest state is written afterwards.
 func TestRefusedAndBack(t *testing.T) {
 	for _, test := range []struct {
 		path   string
@@ -423,8 +421,8 @@ func TestRefusedAndBack(t *testing.T) {
 	}
 }
 
-// TestAway reports a thousand changes to an API that does not answer. The
-// latest is written when it does, and of the events what the queue has kept.
+// TestAway reports a thousand changes to a hanging API server. Once it answers, the latest state is written, and
+// the events still in the queue.
 func TestAway(t *testing.T) {
 	f := newFakeAPI(t)
 	f.hang = true
@@ -469,7 +467,7 @@ func TestStopIsQuick(t *testing.T) {
 	}
 }
 
-// numberedWriter tells which of several writers is used.
+// numberedWriter reports which of several writers is used.
 type numberedWriter struct {
 	number int
 	used   chan<- int
@@ -480,8 +478,8 @@ func (w numberedWriter) write(context.Context, nodereport.Report) (time.Duration
 	return 0, nil
 }
 
-// TestNodeReplacedAtRest checks that a loop which has nothing to do begins anew with a
-// Node that was replaced: what the writer before it wrote is gone.
+// TestNodeReplacedAtRest checks that an idle loop starts anew for a replaced Node, as the earlier writes are
+// gone.
 func TestNodeReplacedAtRest(t *testing.T) {
 	made, used := 0, make(chan int, 1)
 	l := newWriteLoop(func() writer {

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestUninstall takes from a Node what Virgate wrote and nothing else, as far as it can be
-// taken already, and finds nothing the second time.
+// TestUninstall removes from a Node only what Virgate wrote, as far as that is already possible, and finds
+// nothing the second time.
 func TestUninstall(t *testing.T) {
 	f := newFakeAPI(t)
 	f.node.Status.Conditions = append(f.node.Status.Conditions, corev1.NodeCondition{Type: ConditionType, Status: "Unknown", Reason: "Stopped"})
@@ -73,8 +73,8 @@ func TestNodeNames(t *testing.T) {
 	}
 }
 
-// TestRemoveNodeFeatures removes the objects that Virgate wrote for these Nodes, from whichever
-// namespace, and leaves those of others, of other Nodes and of GPU feature discovery.
+// TestRemoveNodeFeatures removes the objects that Virgate wrote for these Nodes, in any namespace, and leaves
+// those of others, of other Nodes and of GPU feature discovery.
 func TestRemoveNodeFeatures(t *testing.T) {
 	f := newFakeAPI(t)
 	object := func(namespace, name, manager string) metav1.ObjectMeta {

@@ -10,7 +10,8 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// TestMismatchOverAPause holds that two short mismatches with a pause between them are not one that lasts.
+// TestMismatchOverAPause checks that two short mismatches with a pause between them do not count as a lasting
+// one.
 func TestMismatchOverAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -40,7 +41,7 @@ func TestMismatchOverAPause(t *testing.T) {
 	})
 }
 
-// TestHotWithoutMargin holds that a GPU whose margin cannot be read any more is as hot as its temperature says.
+// TestHotWithoutMargin checks that once a GPU's margin cannot be read any more, its temperature decides.
 func TestHotWithoutMargin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-h100")
@@ -60,7 +61,7 @@ func TestHotWithoutMargin(t *testing.T) {
 	})
 }
 
-// TestNeverAMargin holds that the limit of the rules is that of a board whose margin cannot be read.
+// TestNeverAMargin checks that the rules' limit applies to a board whose margin could never be read.
 func TestNeverAMargin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-h100")
@@ -76,7 +77,8 @@ func TestNeverAMargin(t *testing.T) {
 	})
 }
 
-// TestTwoMismatches holds the same where nobody opens the driver between them, as virgate mps does not without a daemon.
+// TestTwoMismatches checks that two mismatches an hour apart do not count as lasting, even if the driver is not
+// opened in between, as by virgate mps without a daemon.
 func TestTwoMismatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mismatches nvml.Mismatches
@@ -89,8 +91,8 @@ func TestTwoMismatches(t *testing.T) {
 	})
 }
 
-// TestFirstOpenAfterAPause holds that a program that starts in a pause waits for a driver after it: k8s-driver-manager
-// takes its labels back before the next driver is installed.
+// TestFirstOpenAfterAPause checks that a program that starts in a pause waits for a driver after it:
+// k8s-driver-manager restores its labels before the next driver is installed.
 func TestFirstOpenAfterAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -117,7 +119,7 @@ func TestFirstOpenAfterAPause(t *testing.T) {
 	})
 }
 
-// TestSlowCounters holds that counters of memory errors that never answer are asked for once a minute, too.
+// TestSlowCounters checks that memory error counters that never answer are also asked for only once a minute.
 func TestSlowCounters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")

@@ -15,14 +15,13 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// Tests of answers that nvml.h allows, or that were seen of a driver, and that the
-// simulated driver does not give by itself; docs/internals/nvml.md has them.
+// Tests of answers that nvml.h allows or that real drivers have given, but the simulated driver does not give by
+// itself; see docs/internals/nvml.md.
 
 // probe is the default interval between two probes, and a little for a wait for events.
 const probe = 10*time.Second + 300*time.Millisecond
 
-// answering is the simulated driver, with other answers where change has them. change
-// gets the driver's own answer.
+// answering is the simulated driver with answers replaced by change, which gets the driver's own answer.
 func answering(sim nvml.Library, change func(call nvml.Call, answer any, err error) (any, error)) nvml.Library {
 	return nvml.Intercept(sim, func(call nvml.Call, do func() (any, error)) (any, error) {
 		answer, err := do()
@@ -30,8 +29,7 @@ func answering(sim nvml.Library, change func(call nvml.Call, answer any, err err
 	})
 }
 
-// failing makes calls of that name fail with the code, where they are about something
-// that is not there if only is set, and otherwise always.
+// failing makes calls of that name fail with the code: those that fail with only, if it is set, else all.
 func failing(method string, code nvml.Return, only error) func(nvml.Call, any, error) (any, error) {
 	return func(call nvml.Call, answer any, err error) (any, error) {
 		if call.Method != method || only != nil && !errors.Is(err, only) {
@@ -41,8 +39,8 @@ func failing(method string, code nvml.Return, only error) func(nvml.Call, any, e
 	}
 }
 
-// TestHolesOfMIGDevices checks that a hole among the MIG devices may be INVALID_ARGUMENT,
-// as go-nvlib knows it: for a scan, for a change and for the use.
+// TestHolesOfMIGDevices checks that a hole among the MIG devices may be INVALID_ARGUMENT, as in go-nvlib: in a
+// scan, a change and a reading of the use.
 func TestHolesOfMIGDevices(t *testing.T) {
 	sim := simulate(t, "a100-40+all-balanced")
 	want, err := nvml.Scan(sim)
@@ -63,7 +61,7 @@ func TestHolesOfMIGDevices(t *testing.T) {
 	}
 }
 
-// TestNVLinkErrors checks that a link whose state cannot be read hides no other.
+// TestNVLinkErrors checks that a link with an unreadable state hides no other.
 func TestNVLinkErrors(t *testing.T) {
 	sim := simulate(t, "dgx-a100")
 	links := func(lib nvml.Library) int {
@@ -99,8 +97,8 @@ func TestNVLinkErrors(t *testing.T) {
 	}
 }
 
-// TestNVLinkCount checks that a newer driver's further links count, and that a driver is not asked
-// for many that it does not have.
+// TestNVLinkCount checks that a newer driver's additional links count, and that a driver is not asked for many
+// links that it does not have.
 func TestNVLinkCount(t *testing.T) {
 	sim := simulate(t, "dgx-a100")
 	const has, newer = 12, 36
@@ -128,8 +126,8 @@ func TestNVLinkCount(t *testing.T) {
 	}
 }
 
-// TestProcessesOfMPS checks that a list of MPS clients that may not be read, or that a MIG
-// device does not have, says nothing of the use; other errors of it count as in use.
+// TestProcessesOfMPS checks that a list of MPS clients that is not permitted or not supported does not affect the
+// use; any other error counts as in use.
 func TestProcessesOfMPS(t *testing.T) {
 	sim := simulate(t, "a100-40+all-1g.5gb")
 	for code, busy := range map[nvml.Return]bool{nvml.InvalidArgument: false, nvml.NoPermission: false, nvml.NotSupported: false, nvml.Unknown: true} {
@@ -140,8 +138,8 @@ func TestProcessesOfMPS(t *testing.T) {
 	}
 }
 
-// TestHandleOfAnotherPartition checks that a probe notices when the handle of a partition
-// stands for another one, or for none, whatever its memory query says.
+// TestHandleOfAnotherPartition checks that a probe notices when a partition's handle now means another partition
+// or none, even if its memory query works.
 func TestHandleOfAnotherPartition(t *testing.T) {
 	for name, err := range map[string]error{
 		"another one": nil, "none": &nvml.Error{Call: "DeviceGetUUID", Return: nvml.InvalidArgument},
@@ -178,8 +176,8 @@ func TestHandleOfAnotherPartition(t *testing.T) {
 	}
 }
 
-// TestPartitionAnsweredFromMemory checks that a partition which is gone, but whose UUID the
-// driver still answers, leaves the inventory with the next probe.
+// TestPartitionAnsweredFromMemory checks that a destroyed partition whose UUID the driver still returns leaves
+// the inventory with the next probe.
 func TestPartitionAnsweredFromMemory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "h200+all-1g.35gb")
@@ -208,8 +206,8 @@ func TestPartitionAnsweredFromMemory(t *testing.T) {
 	})
 }
 
-// TestFailedRepairs checks that a memory row which could not be remapped, or a page that
-// waits to be retired, is a fault as long as the driver says so.
+// TestFailedRepairs checks that a failed row remapping, or a page waiting to be retired, is a fault as long as
+// the driver reports it.
 func TestFailedRepairs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a100-40")
@@ -262,8 +260,8 @@ func TestEventsOfTheWholeGPUName(t *testing.T) {
 	})
 }
 
-// TestEventsOfUnknownHandles checks that an event may have a handle that nobody was given:
-// its UUID says which GPU is meant, and where the driver does not tell that, all are suspect.
+// TestEventsOfUnknownHandles checks events with an unknown handle: its UUID identifies the GPU, and if the driver
+// gives none, all GPUs are suspect.
 func TestEventsOfUnknownHandles(t *testing.T) {
 	const foreign = 1 << 40
 	every := func(reason string) map[string]string {
@@ -329,8 +327,7 @@ func TestEventsOfUnknownHandles(t *testing.T) {
 	}
 }
 
-// TestEventOfAnOlderHandle checks that an event with the handle that a GPU had before a
-// reset is that GPU's.
+// TestEventOfAnOlderHandle checks that an event with a GPU's handle from before a reset belongs to that GPU.
 func TestEventOfAnOlderHandle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")

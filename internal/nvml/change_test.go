@@ -23,9 +23,8 @@ func uuids(gpus []sharing.GPU) []string {
 	return list
 }
 
-// TestWatchHotPlug checks that a GPU that is pulled stays known, that the ones
-// behind it keep their identity and their faults though their indices change,
-// and that it is healthy when it is back.
+// TestWatchHotPlug checks that a removed GPU stays known, that the ones behind it keep identity and faults
+// although their indexes change, and that it is healthy when it is back.
 func TestWatchHotPlug(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -59,8 +58,7 @@ func TestWatchHotPlug(t *testing.T) {
 	})
 }
 
-// TestWatchReplacedGPU checks that one GPU pulled and another plugged in between
-// two passes, which leaves their number as it was, is seen.
+// TestWatchReplacedGPU checks that replacing a GPU between two passes is seen, although the number of GPUs stays.
 func TestWatchReplacedGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -69,8 +67,8 @@ func TestWatchReplacedGPU(t *testing.T) {
 		must(t, sim.Remove(0))
 		_, err := sim.Add("t4")
 		must(t, err)
-		// What waits for events of the GPU that is gone may end before the other one has
-		// come, which has the GPUs read at once, and later by as much.
+		// The wait for events of the removed GPU may end before the other GPU is there. Then all GPUs are read at once,
+		// and the next pass is later.
 		after(rescan + probe)
 		gpus, _ := w.Inventory()
 		if len(gpus) != 5 {
@@ -87,8 +85,7 @@ func TestWatchReplacedGPU(t *testing.T) {
 	})
 }
 
-// TestWatchComesLater checks that a GPU that cannot be read at first is found
-// when it can.
+// TestWatchComesLater checks that a GPU that cannot be read at first is found later.
 func TestWatchComesLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -108,8 +105,8 @@ func TestWatchComesLater(t *testing.T) {
 	})
 }
 
-// TestWatchMIGChange checks that a partition's fault goes with it: the one that is
-// created in its place has the same instance IDs, but is another.
+// TestWatchMIGChange checks that a partition's fault goes with it: its replacement has the same instance IDs, but
+// is another partition.
 func TestWatchMIGChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "h200+all-1g.35gb")
@@ -144,8 +141,8 @@ func TestWatchMIGChange(t *testing.T) {
 	})
 }
 
-// TestWatchMinorNumbers checks that a GPU has the device node that it has now, and not the
-// one from before a change of MIG mode, which is another GPU's.
+// TestWatchMinorNumbers checks that a GPU has its current device node, not the one from before a change of MIG
+// mode, which is another GPU's.
 func TestWatchMinorNumbers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a100-40x2")
@@ -200,8 +197,7 @@ func TestWatchEventOfNewPartition(t *testing.T) {
 	})
 }
 
-// TestWatchHiccupOfPartition checks that a partition does not seem destroyed
-// when one call for it fails.
+// TestWatchHiccupOfPartition checks that a partition does not count as destroyed after one failed call.
 func TestWatchHiccupOfPartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4+all-balanced")
@@ -216,7 +212,7 @@ func TestWatchHiccupOfPartition(t *testing.T) {
 	})
 }
 
-// swapped is a driver that can exchange what two of its handles stand for.
+// swapped is a driver that can swap the GPUs of two handles.
 type swapped struct {
 	*simnode.Node
 	now atomic.Bool
@@ -234,8 +230,7 @@ func (d *swapped) DeviceGetUUID(device nvml.Device) (string, error) {
 	return d.Node.DeviceGetUUID(device)
 }
 
-// TestWatchHandleNamesAnother checks that a handle is not trusted to name the
-// same GPU for ever.
+// TestWatchHandleNamesAnother checks that a handle is not trusted forever to mean the same GPU.
 func TestWatchHandleNamesAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		driver := &swapped{Node: simulate(t, "mixed")}
@@ -277,8 +272,8 @@ func (d untitled) DeviceGetName(device nvml.Device) (string, error) {
 	return name, err
 }
 
-// TestScanProfiles checks that partitions are told by the driver's names, and by
-// the product name where it has none.
+// TestScanProfiles checks that partitions are identified by the driver's profile names, or by the product name
+// without them.
 func TestScanProfiles(t *testing.T) {
 	for _, name := range []string{
 		"dgx-a100+all-1g.10gb", "mixed+all-1c.2g.10gb", "a30x4+all-2g.12gb+me", "rtx-pro-6000+all-2g.48gb.gfx",

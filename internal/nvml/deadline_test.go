@@ -28,9 +28,8 @@ func handles(t *testing.T, lib nvml.Library) []nvml.Device {
 	return devices
 }
 
-// TestDeadlines checks that a call which is not answered is abandoned after its
-// limit, that its GPU alone is then out of reach, at once, and that the GPU
-// is back when the call returns.
+// TestDeadlines checks that a call without an answer is abandoned after its limit, that only its GPU is then
+// unreachable, at once, and that it is back when the call returns.
 func TestDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100+all-balanced")
@@ -90,7 +89,7 @@ func TestDeadlines(t *testing.T) {
 	})
 }
 
-// TestDeadlineLimits holds how long each kind of call may take.
+// TestDeadlineLimits checks how long each kind of call may take.
 func TestDeadlineLimits(t *testing.T) {
 	tests := []struct {
 		call  string
@@ -127,8 +126,7 @@ func TestDeadlineLimits(t *testing.T) {
 	}
 }
 
-// TestDeadlineLate checks that what an abandoned call has opened in the end is
-// closed again, for nobody knows of it.
+// TestDeadlineLate checks that anything an abandoned call has opened after all is closed again.
 func TestDeadlineLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -154,8 +152,8 @@ func TestDeadlineLate(t *testing.T) {
 	})
 }
 
-// TestDeadlineTurns checks that calls for one GPU go one by one, so that one
-// goroutine is stuck however many call.
+// TestDeadlineTurns checks that calls for one GPU are serialised, so that only one goroutine hangs, however many
+// call.
 func TestDeadlineTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -194,8 +192,7 @@ func TestDeadlineEvents(t *testing.T) {
 	})
 }
 
-// TestScanStuckGPU checks that a GPU which does not answer hides no other,
-// and is back when it answers.
+// TestScanStuckGPU checks that a GPU without an answer hides no other, and is back when it answers.
 func TestScanStuckGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -242,8 +239,8 @@ func BenchmarkDeadline(b *testing.B) {
 	}
 }
 
-// TestFormerHandleStuck checks that a call for a GPU's handle from before, which
-// never returns, costs neither that GPU nor the one that has its index now.
+// TestFormerHandleStuck checks that a hanging call for a GPU's old handle blocks neither that GPU nor the one
+// that now has its index.
 func TestFormerHandleStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -251,7 +248,7 @@ func TestFormerHandleStuck(t *testing.T) {
 		before, err := w.Inventory()
 		must(t, err)
 		must(t, sim.Heal(1))
-		// The second memory query is that of the handle before the reset.
+		// The second memory query uses the handle from before the reset.
 		_, err = sim.InjectGPUFault(1, "DeviceGetMemoryInfo", simnode.Fault{Delay: time.Hour, Skip: 1, Times: 1})
 		must(t, err)
 		must(t, sim.Remove(0))
@@ -272,8 +269,8 @@ func TestFormerHandleStuck(t *testing.T) {
 	})
 }
 
-// TestGPUMovesAway checks that a GPU which is stuck stays so at another index,
-// and that the one which comes to its old index does not wait for it for ever.
+// TestGPUMovesAway checks that a stuck GPU stays stuck at another index, and that the GPU now at its old index is
+// not.
 func TestGPUMovesAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -304,7 +301,7 @@ func TestGPUMovesAway(t *testing.T) {
 	})
 }
 
-// TestStuckLookUp checks that a look-up which hangs is stuck with its index alone.
+// TestStuckLookUp checks that a hanging look-up blocks only its index.
 func TestStuckLookUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -330,9 +327,9 @@ func TestStuckLookUp(t *testing.T) {
 	})
 }
 
-// TestUntil checks that a call which hangs ends half a second after its caller's
-// context, that the caller makes no call after that, that others can go on with
-// other GPUs, and that it works below a recorder and for a Partitioner's step.
+// TestUntil checks that a hanging call ends half a second after its caller's context, that the caller makes no
+// more calls, that others can go on with other GPUs, and that this works below a recorder and for a Partitioner's
+// step.
 func TestUntil(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")

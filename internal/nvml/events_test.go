@@ -11,7 +11,7 @@ import (
 	"github.com/virgate/virgate/test/nvmltest"
 )
 
-// deaf are the GPUs whose events are not heard, by index, with the reason.
+// deaf are the GPUs without events, by index, with the reason.
 func (w *watched) deaf() map[int]string {
 	index := map[string]int{}
 	gpus, _ := w.Inventory()
@@ -37,8 +37,7 @@ func (w *watched) expectDeaf(when string, want map[int]string) {
 	}
 }
 
-// TestMonitorDegraded checks that it shows when events are not heard, for whom
-// and for how long, and that it costs no GPU its health.
+// TestMonitorDegraded checks that the report shows which GPUs get no events, and that they stay healthy.
 func TestMonitorDegraded(t *testing.T) {
 	const fails = "waiting for events fails"
 	t.Run("the wait fails", func(t *testing.T) {
@@ -53,7 +52,7 @@ func TestMonitorDegraded(t *testing.T) {
 			after(20 * time.Second)
 			w.expectDeaf("while the wait fails", map[int]string{0: fails, 1: fails, 2: fails, 3: fails})
 			w.expect("while the wait fails", nil)
-			// What events do not tell, probes do.
+			// Probes find what events do not report.
 			must(t, sim.SetTemperature(1, 95))
 			after(11 * time.Second)
 			w.expect("while one is hot", map[string]string{"1": "temperature at which the board slows it down"})
@@ -112,9 +111,8 @@ func TestMonitorDegraded(t *testing.T) {
 	})
 }
 
-// TestRegisteringIsUnknown checks that an event set which is in no defined state, because
-// a GPU could not be registered with it, is replaced by another one, with the GPU if that
-// was once, and without it as long as it is so; and that nothing is left of the sets.
+// TestRegisteringIsUnknown checks that an event set in an undefined state, because a GPU could not be registered,
+// is replaced. The new set has the GPU if that happened once, and lacks it while it goes on. No set is leaked.
 func TestRegisteringIsUnknown(t *testing.T) {
 	for name, test := range map[string]struct {
 		times int
@@ -166,8 +164,8 @@ func TestRegisteringIsUnknown(t *testing.T) {
 	}
 }
 
-// TestSlowGPU checks that a GPU that answers slowly, or not at all, keeps its
-// health and holds up no other: neither their probes nor their discovery.
+// TestSlowGPU checks that a GPU that answers slowly or not at all stays healthy, and delays neither the probes of
+// other GPUs nor their discovery.
 func TestSlowGPU(t *testing.T) {
 	for _, delay := range []time.Duration{3 * time.Second, time.Hour} {
 		t.Run(delay.String(), func(t *testing.T) {
@@ -204,8 +202,7 @@ func TestSlowGPU(t *testing.T) {
 	}
 }
 
-// TestSlowGPUIsHeard checks that what a slow GPU answers after the others
-// counts when it comes, and not with the next probe.
+// TestSlowGPUIsHeard checks that a slow GPU's late answer counts when it arrives, not with the next probe.
 func TestSlowGPUIsHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -220,8 +217,8 @@ func TestSlowGPUIsHeard(t *testing.T) {
 	})
 }
 
-// TestSlowDriver checks that a driver that takes 3 s for every call still gives
-// an inventory, and no GPU a fault.
+// TestSlowDriver checks that a driver that takes 3 s for every call still gives an inventory, and that all GPUs
+// stay healthy.
 func TestSlowDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -242,7 +239,7 @@ func TestSlowDriver(t *testing.T) {
 	})
 }
 
-// TestDriverReloaded checks that a driver that was away has reset the GPUs.
+// TestDriverReloaded checks that reloading the driver counts as a reset of the GPUs.
 func TestDriverReloaded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -257,8 +254,7 @@ func TestDriverReloaded(t *testing.T) {
 	})
 }
 
-// TestProbePartition checks that a probe sees a partition fail, and one vanish,
-// between two looks at what there is.
+// TestProbePartition checks that a probe sees a partition fail, and another one vanish, between two passes.
 func TestProbePartition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4+all-balanced")

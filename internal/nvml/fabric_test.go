@@ -17,7 +17,7 @@ const (
 	not   = "not in the fabric of NVLinks"
 	// probes is longer than it takes to see a change and to recover from it.
 	probes = time.Minute
-	// again is longer than recovering takes from what has come back once.
+	// again is longer than the second recovery of a GPU takes.
 	again = 6 * time.Minute
 )
 
@@ -33,9 +33,8 @@ func inFabric(t *testing.T) *simnode.Node {
 	return sim
 }
 
-// TestJoiningTheFabric holds that a GPU is offered when it has joined the fabric of NVLinks, not before,
-// and not after a reset until it has joined again; and that one that was offered and joins anew, without
-// a reset, is faulty only when that lasts.
+// TestJoiningTheFabric checks that a GPU is offered only once it has joined the fabric of NVLinks, also after a
+// reset. A GPU that was offered and joins anew without a reset is faulty only if that lasts.
 func TestJoiningTheFabric(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := inFabric(t)
@@ -80,8 +79,8 @@ func TestJoiningTheFabric(t *testing.T) {
 	})
 }
 
-// TestFabricFaults holds what is a fault of a GPU that has joined, in which words, and that nothing is
-// guessed of what nvml.h does not name.
+// TestFabricFaults checks which states of a joined GPU are faults, the text of each, and that values unknown to
+// nvml.h are not interpreted.
 func TestFabricFaults(t *testing.T) {
 	for _, test := range []struct {
 		fabric nvml.FabricInfo
@@ -90,7 +89,7 @@ func TestFabricFaults(t *testing.T) {
 		{nvml.FabricInfo{}, ""},
 		{nvml.FabricInfo{State: nvml.FabricNotStarted}, joins},
 		{completed, ""},
-		{nvml.FabricInfo{State: nvml.FabricCompleted}, ""}, // Of a driver that tells no health.
+		{nvml.FabricInfo{State: nvml.FabricCompleted}, ""}, // From a driver that reports no health.
 		{nvml.FabricInfo{State: nvml.FabricCompleted, HealthSummary: nvml.FabricLimitedCapacity}, ""},
 		{nvml.FabricInfo{State: nvml.FabricCompleted, Status: nvml.Unknown}, "did not join the fabric of NVLinks: UNKNOWN"},
 		{nvml.FabricInfo{State: nvml.FabricCompleted, HealthSummary: nvml.FabricUnhealthy}, "its fabric of NVLinks is unhealthy"},
@@ -138,8 +137,8 @@ func TestFabricFaults(t *testing.T) {
 	}
 }
 
-// TestConfidentialComputing holds that no GPU is offered until the ready state is set, and none while an
-// operator has taken it back.
+// TestConfidentialComputing checks that no GPU is offered before the ready state is set, nor after an operator
+// has reset it.
 func TestConfidentialComputing(t *testing.T) {
 	const notReady = "confidential computing: the ready state is not set"
 	synctest.Test(t, func(t *testing.T) {

@@ -29,8 +29,7 @@ func testRules() sharing.HealthRules {
 	return rules
 }
 
-// step is an observation so many seconds after the beginning, and what the unit
-// is after that.
+// step is an observation so many seconds after the start, and the unit's state after it.
 type step struct {
 	at    int
 	saw   observation
@@ -38,8 +37,7 @@ type step struct {
 	fault string
 }
 
-// TestUnitHealth has every transition of a unit's health, and what the inventory
-// says in between.
+// TestUnitHealth has every transition of a unit's health, and the inventory's reason in between.
 func TestUnitHealth(t *testing.T) {
 	const (
 		healthy, suspect, unhealthy, recovering = sharing.Healthy, sharing.Suspect, sharing.Unhealthy, sharing.Recovering
@@ -47,7 +45,7 @@ func TestUnitHealth(t *testing.T) {
 	tests := []struct {
 		name  string
 		steps []step
-		// cause is that of the last change.
+		// cause is the cause of the last change.
 		cause sharing.HealthCause
 	}{
 		{"nothing happens", []step{{10, isFine, healthy, ""}, {20, isReset, healthy, ""}, {30, isClear, healthy, ""}}, ""},
@@ -163,7 +161,7 @@ func TestUnitHealth(t *testing.T) {
 	}
 }
 
-// TestUnitHealthIsAValue checks that observing changes nothing but the result.
+// TestUnitHealthIsAValue checks that observe changes only its result.
 func TestUnitHealthIsAValue(t *testing.T) {
 	begin := time.Unix(1000, 0)
 	h := newUnitHealth(begin).observe(xid94, testRules(), begin)
@@ -202,8 +200,8 @@ func TestClassify(t *testing.T) {
 	}
 }
 
-// TestExplain holds what is told of a fault: what XIDs mean, also those that an earlier run
-// kept, and what ends it.
+// TestExplain checks the explanation of a fault: the meaning of XIDs, also those kept by an earlier run, and when
+// it ends.
 func TestExplain(t *testing.T) {
 	rules := sharing.HealthRules{RecoverAfter: time.Minute, MaxRecoverAfter: time.Hour, TemperatureSafe: 85}
 	start := time.Date(2026, 11, 22, 23, 59, 30, 0, time.FixedZone("", 3600))
@@ -243,14 +241,14 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestResetSince: what is not known on one side is no evidence of a reset.
+// TestResetSince: a value that is unknown on one side is no evidence of a reset.
 func TestResetSince(t *testing.T) {
 	tests := []struct {
 		before, now Marks
 		want        bool
 	}{
 		{Marks{}, Marks{}, false},
-		{Marks{}, Marks{Binding: 2, ResetAdvised: notWaiting, RowRemap: notWaiting}, false}, // An older Virgate kept none.
+		{Marks{}, Marks{Binding: 2, ResetAdvised: notWaiting, RowRemap: notWaiting}, false}, // From an older Virgate.
 		{Marks{Binding: 1, ResetAdvised: waiting, RowRemap: waiting}, Marks{}, false},
 		{Marks{ResetAdvised: notWaiting, RowRemap: notWaiting}, Marks{ResetAdvised: waiting, RowRemap: waiting}, false},
 		{Marks{Binding: 1, ResetAdvised: waiting, RowRemap: waiting}, Marks{Binding: 1, ResetAdvised: waiting, RowRemap: waiting}, false},

@@ -28,8 +28,8 @@ func (k *knownGPUs) Save(list []nvml.KnownGPU) error {
 	return nil
 }
 
-// numbers are the GPUs, A for the first that the simulated node had, each with its index and
-// after a slash the driver's where that is another: "B=1/0".
+// numbers lists the GPUs, A for the simulated node's first one, with index and, after a slash, the driver's index
+// if that differs: "B=1/0".
 func (w *watched) numbers() string {
 	gpus, err := w.Inventory()
 	must(w.t, err)
@@ -54,8 +54,7 @@ func add(t *testing.T, sim *simnode.Node, model string) {
 	must(t, err)
 }
 
-// TestIndexesStay checks that GPUs that come and go change no other GPU's index, whatever
-// the driver makes of them.
+// TestIndexesStay checks that GPUs that come and go do not change another GPU's index, whatever the driver does.
 func TestIndexesStay(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -114,9 +113,8 @@ func TestIndexesStay(t *testing.T) {
 	}
 }
 
-// TestIndexesOutliveTheProgram holds what a restarted program makes of the GPUs that it knew:
-// they have their indexes, and after a restart, but not after a reboot, those that the driver does
-// not list are still told of.
+// TestIndexesOutliveTheProgram checks that a restarted program gives known GPUs their old indexes. GPUs that the
+// driver does not list are still reported after a restart, but not after a reboot.
 func TestIndexesOutliveTheProgram(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -199,8 +197,8 @@ func TestIndexesOutliveTheProgram(t *testing.T) {
 	}
 }
 
-// TestInventoryIsComplete checks when the inventory is known to have all GPUs: once a program that
-// serves the node has identified all of them, or knows that they are lost.
+// TestInventoryIsComplete checks when the inventory is known to be complete: once a program that serves the node
+// has identified all GPUs, or knows that they are lost.
 func TestInventoryIsComplete(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -246,8 +244,8 @@ func TestInventoryIsComplete(t *testing.T) {
 	}
 }
 
-// TestIndexUntilCertain checks that a new GPU that another one's index was kept from, because
-// that might have been there, has it when that is known to be gone; after a restart too.
+// TestIndexUntilCertain checks that a new GPU gets another GPU's index only once that GPU is known to be gone,
+// also after a restart.
 func TestIndexUntilCertain(t *testing.T) {
 	replace := func(t *testing.T) *simnode.Node {
 		sim := simulate(t, "a30x4")
@@ -286,8 +284,8 @@ func TestIndexUntilCertain(t *testing.T) {
 	}
 }
 
-// TestIndexComesBack checks that a GPU that comes back has its old index, over any number
-// of reboots, if no other has it now.
+// TestIndexComesBack checks that a GPU that comes back gets its old index, over any number of reboots, if no
+// other GPU has it.
 func TestIndexComesBack(t *testing.T) {
 	known := &knownGPUs{}
 	for boot, test := range []struct {
@@ -341,8 +339,8 @@ func TestOneIndexOneGPU(t *testing.T) {
 	})
 }
 
-// TestMissingGPUIsForgotten checks that an operator's word ends what is told of a GPU that was
-// taken out, but not what is told of one that may still be there.
+// TestMissingGPUIsForgotten checks that an operator can clear a GPU that was taken out, but not one that may
+// still be there.
 func TestMissingGPUIsForgotten(t *testing.T) {
 	first, err := sharing.ParseSelector("0")
 	must(t, err)
@@ -373,8 +371,8 @@ func TestMissingGPUIsForgotten(t *testing.T) {
 	})
 }
 
-// TestIndexStaysWhenItsOwnerIsForgotten checks that a GPU keeps the index that it was given
-// beside one that is missing, also when that one is forgotten.
+// TestIndexStaysWhenItsOwnerIsForgotten checks that a GPU keeps the index that it got because of a missing one,
+// even if the missing one is forgotten.
 func TestIndexStaysWhenItsOwnerIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -394,7 +392,7 @@ func TestIndexStaysWhenItsOwnerIsForgotten(t *testing.T) {
 	})
 }
 
-// TestScanKnows checks that a program that looks once has the indexes of the one that serves.
+// TestScanKnows checks that a single scan uses the indexes of the serving program.
 func TestScanKnows(t *testing.T) {
 	sim := simulate(t, "a30x4")
 	gpus, err := nvml.Scan(sim)

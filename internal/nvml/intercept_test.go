@@ -11,8 +11,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// TestIntercept checks that each method of Library reaches the interceptor under
-// its own name, with all its arguments in order, and returns what that answers.
+// TestIntercept checks that each method of Library reaches the interceptor under its own name, with all arguments
+// in order, and returns the interceptor's answer.
 func TestIntercept(t *testing.T) {
 	var seen nvml.Call
 	answered := errors.New("answered")
@@ -51,8 +51,8 @@ func TestIntercept(t *testing.T) {
 	}
 }
 
-// TestInterceptMakesTheCall checks that do is the same method of the library below,
-// with the same arguments, also where somebody in between wants other methods only.
+// TestInterceptMakesTheCall checks that do calls the same method of the library below with the same arguments,
+// even if an interceptor in between handles other methods only.
 func TestInterceptMakesTheCall(t *testing.T) {
 	library := reflect.TypeFor[nvml.Library]()
 	var below nvml.Call
@@ -81,8 +81,8 @@ func TestInterceptMakesTheCall(t *testing.T) {
 	}
 }
 
-// distinct is a value of the type that differs from its zero value and, for most
-// types, from that of another n.
+// distinct is a value of the type that differs from its zero value and, for most types, from the value for
+// another n.
 func distinct(of reflect.Type, n int) reflect.Value {
 	value := reflect.New(of).Elem()
 	switch {
@@ -102,7 +102,7 @@ func distinct(of reflect.Type, n int) reflect.Value {
 	return value
 }
 
-// TestCallText holds how a call is named in messages.
+// TestCallText checks a call's name in messages.
 func TestCallText(t *testing.T) {
 	for want, arguments := range map[string][]any{
 		"M":         {nvml.Device(7)},

@@ -11,7 +11,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// TestUnlisted: a GPU that the kernel's driver has taken and NVML does not list is named by its address.
+// TestUnlisted: a GPU that the kernel's driver has but NVML does not list is reported by its address.
 func TestUnlisted(t *testing.T) {
 	for _, test := range []struct{ world, want string }{
 		{"", ""},
@@ -57,7 +57,7 @@ func TestUnlisted(t *testing.T) {
 	})
 }
 
-// TestNodesLost: a container that cannot open the driver any more ends, and calls no GPU ill.
+// TestNodesLost: a container that can no longer open the driver ends, and reports no GPU as faulty.
 func TestNodesLost(t *testing.T) {
 	const want = "this container cannot open the driver's control node: it has lost its device nodes, as after systemctl daemon-reload, or was never given any; a new one is needed (open /dev/nvidiactl: operation not permitted)"
 	all := func(sim *simnode.Node, call string) {
@@ -72,7 +72,7 @@ func TestNodesLost(t *testing.T) {
 		name, world string
 		do          func(*simnode.Node)
 		ends        bool
-		// ill is how many GPUs have a fault if it does not end.
+		// ill is the number of faulty GPUs if the program does not end.
 		ill int
 	}{
 		{"nothing happens", "", func(*simnode.Node) {}, false, 0},
@@ -141,7 +141,7 @@ func TestNodesLost(t *testing.T) {
 	}
 }
 
-// stuckKernel does not answer before it is told to.
+// stuckKernel answers only when the test sends an answer.
 type stuckKernel struct {
 	*simnode.Node
 	opens  int
@@ -153,7 +153,7 @@ func (k *stuckKernel) OpenControl() error {
 	return <-k.answer
 }
 
-// TestControlNodeHangs: a control node that does not open says nothing, and is opened once.
+// TestControlNodeHangs: a control node that does not open has no effect, and is opened once.
 func TestControlNodeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -170,7 +170,7 @@ func TestControlNodeHangs(t *testing.T) {
 	})
 }
 
-// TestNodesLostInAPause: the control node is left alone while the driver is to stay closed.
+// TestNodesLostInAPause: the control node is not opened while the driver must stay closed.
 func TestNodesLostInAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")

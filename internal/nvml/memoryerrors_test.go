@@ -10,8 +10,8 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// TestUsageCostsNoHealth: a GPU whose counters of memory errors are slow, as under a storm of corrected errors, or that
-// does not answer how it is used, is healthy while its probe is answered. Slow counters cost no other figure.
+// TestUsageCostsNoHealth: a GPU whose memory error counters are slow, as under a storm of corrected errors, or
+// whose use cannot be read, is healthy while its probe succeeds. Slow counters do not affect other values.
 func TestUsageCostsNoHealth(t *testing.T) {
 	for _, test := range []struct {
 		name, call string
@@ -55,7 +55,8 @@ func TestUsageCostsNoHealth(t *testing.T) {
 	}
 }
 
-// TestMemoryErrorsEachMinute: the counters are asked for at the first reading and once a minute, and what was told stays.
+// TestMemoryErrorsEachMinute: the counters are read at the first reading and once a minute, and keep their values
+// in between.
 func TestMemoryErrorsEachMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a100-40")

@@ -11,8 +11,8 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// TestVersionMismatch: libraries and kernel module of different versions are named with what helps, and after 10 s Watch
-// ends, since a new container may have other libraries. A shorter one is waited for.
+// TestVersionMismatch: the error for different versions of libraries and kernel module gives a remedy, and after
+// 10 s Watch ends, as a new container may have other libraries. A shorter mismatch is waited out.
 func TestVersionMismatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -48,7 +48,7 @@ func TestVersionMismatch(t *testing.T) {
 	})
 }
 
-// TestVersionMismatches: what else fails in between begins the time anew.
+// TestVersionMismatches: any other failure in between restarts the time.
 func TestVersionMismatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mismatches nvml.Mismatches

@@ -21,8 +21,8 @@ func TestInventoryBeforeWatch(t *testing.T) {
 	}
 }
 
-// TestWatchChanged checks that changed is called once for the first look, also
-// at a node without GPUs, and then for differences only.
+// TestWatchChanged checks that changed is called once for the first look, also on a node without GPUs, and then
+// only for differences.
 func TestWatchChanged(t *testing.T) {
 	for _, name := range []string{"empty", "dgx-a100"} {
 		t.Run(name, func(t *testing.T) {
@@ -45,8 +45,8 @@ func TestWatchChanged(t *testing.T) {
 	}
 }
 
-// TestWatchDriverComesLate checks that a missing driver is waited for, with
-// growing pauses, and that Inventory says what is the matter.
+// TestWatchDriverComesLate checks that a missing driver is waited for, with growing pauses, and that Inventory
+// returns the error.
 func TestWatchDriverComesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -68,15 +68,15 @@ func TestWatchDriverComesLate(t *testing.T) {
 		if w.changes != 2 {
 			t.Errorf("changed was called %d times, want 2: no driver, driver", w.changes)
 		}
-		// The next failure is a first one again.
+		// The next failure counts as a first one.
 		sim.InjectFault("DeviceGetCount", simnode.Fault{Return: nvml.Uninitialized, Times: 1})
 		after(rescan + time.Second)
 		w.expect("a second after a failure", nil)
 	})
 }
 
-// TestWatchMustOpenAtFirst checks that FailOnInitError is about the start: a driver that
-// goes later is waited for.
+// TestWatchMustOpenAtFirst checks that FailOnInitError applies only to the start: a driver that fails later is
+// waited for.
 func TestWatchMustOpenAtFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -95,8 +95,8 @@ func TestWatchMustOpenAtFirst(t *testing.T) {
 	})
 }
 
-// TestWatchDriverGoes checks that the GPUs and their faults stay known while the
-// driver does not answer, and that it is opened anew.
+// TestWatchDriverGoes checks that the GPUs and their faults are kept while the driver does not answer, and that
+// it is reopened.
 func TestWatchDriverGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -122,8 +122,8 @@ func TestWatchDriverGoes(t *testing.T) {
 	})
 }
 
-// TestWatchEventsFail: NVIDIA's plugin, when a wait for events fails at once,
-// waits again at once and condemns every GPU. Here neither happens.
+// TestWatchEventsFail: when a wait for events fails at once, NVIDIA's plugin waits again at once and marks every
+// GPU unhealthy. Here neither happens.
 func TestWatchEventsFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -143,8 +143,7 @@ func TestWatchEventsFail(t *testing.T) {
 		must(t, sim.XID(1, 79, nvml.WholeGPU, nvml.WholeGPU))
 		synctest.Wait()
 		w.expect("when waiting works again", map[string]string{"1": "XID 79"})
-		// The next failure is a first one again: a wait at once, then at 0, 1 and
-		// 3 s.
+		// The next failure counts as a first one: a wait at once, then at 0, 1 and 3 s.
 		end = sim.InjectFault("EventSetWait", simnode.Fault{Return: nvml.GPUIsLost})
 		waits := sim.Calls("EventSetWait")
 		after(5 * time.Second)
@@ -173,7 +172,7 @@ func TestWatchNoEventSet(t *testing.T) {
 	})
 }
 
-// TestWatchDeafGPU checks that a GPU without events has only none.
+// TestWatchDeafGPU checks that a GPU without events loses only its events.
 func TestWatchDeafGPU(t *testing.T) {
 	for _, call := range []string{"DeviceGetSupportedEventTypes", "DeviceRegisterEvents"} {
 		t.Run(call, func(t *testing.T) {
@@ -194,8 +193,7 @@ func TestWatchDeafGPU(t *testing.T) {
 	}
 }
 
-// TestWatchSlowLookup checks that a GPU whose handle takes ten seconds costs
-// them once.
+// TestWatchSlowLookup checks that a GPU whose look-up takes ten seconds delays only once.
 func TestWatchSlowLookup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -214,8 +212,7 @@ func TestWatchSlowLookup(t *testing.T) {
 	})
 }
 
-// TestWatchEventDuringSlowPass checks that an event does not wait for a GPU
-// that answers slowly.
+// TestWatchEventDuringSlowPass checks that an event does not wait for a slow GPU.
 func TestWatchEventDuringSlowPass(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -231,7 +228,7 @@ func TestWatchEventDuringSlowPass(t *testing.T) {
 	})
 }
 
-// TestVersionsStay checks that the driver's versions stay known when one GPU answers late: rules ask for them.
+// TestVersionsStay checks that the driver's versions stay known if one GPU answers late, as rules use them.
 func TestVersionsStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -252,8 +249,8 @@ func TestVersionsStay(t *testing.T) {
 	})
 }
 
-// TestPauseEvents checks that a GPU is in no event set from Quiet on until it is
-// resumed, and that the others are heard again at once.
+// TestPauseEvents checks that a GPU is in no event set from PauseEvents until it is resumed, and that the others
+// get events again at once.
 func TestPauseEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "h100x2")
@@ -282,7 +279,7 @@ func TestPauseEvents(t *testing.T) {
 	})
 }
 
-// TestRefresh checks that the inventory shows what was made before the call.
+// TestRefresh checks that the inventory then has partitions created before the call.
 func TestRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "h100+all-enabled")
@@ -334,8 +331,7 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// TestLastEventCounts checks that what a GPU reports while the wait for events is
-// being ended is not lost.
+// TestLastEventCounts checks that an event is not lost if it occurs while the wait for events is ended.
 func TestLastEventCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")

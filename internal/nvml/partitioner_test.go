@@ -26,9 +26,8 @@ func firstState(t *testing.T, lib nvml.Library) (gpu string, state sharing.MIGSt
 	return gpus[0].UUID, state
 }
 
-// TestStateGeometry checks that the geometry that the driver tells is the published
-// one, with MIG on and off, and when the driver does not name its profiles or
-// does not list them.
+// TestStateGeometry checks that the driver's geometry is the published one, with MIG on and off, and if the
+// driver does not name or does not list its profiles.
 func TestStateGeometry(t *testing.T) {
 	for model, pci := range map[string]uint16{"a100-40": 0x20B0, "a100-80": 0x20B2, "h100": 0x2330, "h200": 0x2335, "b200": 0x2901, "a30": 0x20B7} {
 		want, _ := mig.GeometryOf(pci)
@@ -66,7 +65,7 @@ func TestStateGeometry(t *testing.T) {
 	}
 }
 
-// TestGeometryOfLateProfiles: of a model that is not published nothing is known until MIG mode is on.
+// TestGeometryOfLateProfiles: nothing is known of an unpublished model until MIG mode is on.
 func TestGeometryOfLateProfiles(t *testing.T) {
 	for layout, want := range map[string]bool{"": true, "+all-1g.10gb": false} {
 		sim := simulate(t, "h100"+layout)
@@ -81,7 +80,7 @@ func TestGeometryOfLateProfiles(t *testing.T) {
 	}
 }
 
-// TestGeometryRenamed: the driver's name of a profile counts, and the published one is known as that.
+// TestGeometryRenamed: the driver's name of a profile counts, and the published name is an alias.
 func TestGeometryRenamed(t *testing.T) {
 	published, _ := mig.GeometryOf(0x2330)
 	_, state := firstState(t, renaming{simulate(t, "h100")})
@@ -103,7 +102,7 @@ func TestGeometryRenamed(t *testing.T) {
 	}
 }
 
-// unpublished is a GPU model that nobody has published.
+// unpublished is a GPU model with no published geometry.
 type unpublished struct{ *simnode.Node }
 
 func (d unpublished) DeviceGetPciInfo(device nvml.Device) (nvml.PCIInfo, error) {
@@ -131,7 +130,7 @@ func (bare) DeviceGetGpuInstanceProfileInfo(nvml.Device, int) (nvml.GPUInstanceP
 	return nvml.GPUInstanceProfile{}, &nvml.Error{Call: "DeviceGetGpuInstanceProfileInfo", Return: nvml.NotSupported}
 }
 
-// stingy says of every profile that one instance fits.
+// stingy reports for every profile that one instance fits.
 type stingy struct{ *simnode.Node }
 
 func (d stingy) DeviceGetGpuInstanceProfileInfo(device nvml.Device, enum int) (nvml.GPUInstanceProfile, error) {
@@ -140,8 +139,8 @@ func (d stingy) DeviceGetGpuInstanceProfileInfo(device nvml.Device, enum int) (n
 	return info, err
 }
 
-// TestStateLists checks that a listing has what is there: an instance without a
-// compute instance, several in one, and what is in use or cannot be told.
+// TestStateLists checks that a listing is complete: an instance without a compute instance, several in one, and
+// partitions that are or may be in use.
 func TestStateLists(t *testing.T) {
 	sim := simulate(t, "a100-40+all-enabled")
 	must(t, sim.Init())
@@ -209,7 +208,7 @@ func TestStateLists(t *testing.T) {
 	}
 }
 
-// TestApply holds what each step does and what of it is no error.
+// TestApply checks each step's effect, and which results are not errors.
 func TestApply(t *testing.T) {
 	sim := simulate(t, "h100+all-enabled")
 	gpu, _ := firstState(t, sim)
@@ -252,7 +251,7 @@ func TestApply(t *testing.T) {
 	if err := partitioner.Apply(t.Context(), gpu, wrong); err == nil {
 		t.Error("an instance at another place was destroyed")
 	}
-	// For a moment after its compute instance went it is in use.
+	// For a moment after its compute instance is destroyed, it is in use.
 	sim.InjectFault("GpuInstanceDestroy", simnode.Fault{Return: nvml.InUse, Times: 2})
 	makes(whole)
 	makes(whole)
@@ -262,9 +261,8 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// TestApplyMode checks that a mode which is not active yet is an error that says why,
-// with who uses the GPU as far as that is listed, and that the mode is pending; and that
-// a GPU says whether only a reboot activates it.
+// TestApplyMode checks that a mode that is pending but not active is an error with the reason and, if listed, the
+// GPU's users. NeedsReboot is set if only a reboot activates the mode.
 func TestApplyMode(t *testing.T) {
 	for _, test := range []struct {
 		node, world string
@@ -312,7 +310,8 @@ func TestApplyMode(t *testing.T) {
 	}
 }
 
-// TestUnlistedClientOfAPartition: a process on another partition is not what keeps one from being destroyed.
+// TestUnlistedClientOfAPartition: a process on another partition is not named as the reason that one cannot be
+// destroyed.
 func TestUnlistedClientOfAPartition(t *testing.T) {
 	sim := simulate(t, "a100-40+all-3g.20gb")
 	must(t, sim.SetWorld("client=dcgm"))
@@ -328,8 +327,8 @@ func TestUnlistedClientOfAPartition(t *testing.T) {
 	}
 }
 
-// TestClients checks that what has a GPU open and is in no list is named, as far as somebody
-// knows; and that nobody is asked without need.
+// TestClients checks that unlisted programs that have a GPU open are named if they can be found, and are looked
+// up only if needed.
 func TestClients(t *testing.T) {
 	for _, test := range []struct {
 		name, world string
@@ -366,8 +365,8 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// TestStateIsExact checks that a GPU of which a part is not listed, by an answer
-// that there is nothing, is an error and not an emptier GPU.
+// TestStateIsExact checks that a GPU is an error, not one with fewer partitions, if the driver answers that a
+// part of it is empty.
 func TestStateIsExact(t *testing.T) {
 	for _, call := range []string{
 		"DeviceGetGpuInstanceProfileInfo", "DeviceGetGpuInstances", "GpuInstanceGetComputeInstanceProfileInfo", "GpuInstanceGetComputeInstances",
@@ -390,9 +389,8 @@ func TestStateIsExact(t *testing.T) {
 	}
 }
 
-// TestPartitionerMinds checks that a GPU is let go of while its mode changes, and
-// taken up again, whatever came of it, and that another GPU which cannot be
-// read is in nobody's way.
+// TestPartitionerMinds checks that a GPU's events are paused while its mode changes and resumed in any case, and
+// that another, unreadable GPU does not matter.
 func TestPartitionerMinds(t *testing.T) {
 	sim, err := simnode.New("h100x2")
 	must(t, err)
@@ -422,7 +420,7 @@ func TestPartitionerMinds(t *testing.T) {
 	}
 }
 
-// holed is a driver that says INVALID_ARGUMENT of each profile that it lacks, as some do.
+// holed is a driver that returns INVALID_ARGUMENT for each profile that it lacks, as some do.
 type holed struct{ *simnode.Node }
 
 func (d holed) DeviceGetGpuInstanceProfileInfo(device nvml.Device, enum int) (nvml.GPUInstanceProfile, error) {
@@ -442,7 +440,7 @@ func lacking(err error) error {
 	return err
 }
 
-// TestEnumerationWithHoles: INVALID_ARGUMENT ends no enumeration before all profiles of nvml.h were asked for.
+// TestEnumerationWithHoles: INVALID_ARGUMENT does not end the enumeration of nvml.h's profiles.
 func TestEnumerationWithHoles(t *testing.T) {
 	for _, name := range []string{"a100-40+all-balanced", "h100+all-1g.20gb", "rtx-pro-6000+all-2g.48gb.gfx"} {
 		sim := simulate(t, name)

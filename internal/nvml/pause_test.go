@@ -13,7 +13,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// unloads says whether nobody has the driver open: it can be unloaded then, and it is.
+// unloads reports whether no program has the driver open. If so, it reloads the driver.
 func unloads(sim *simnode.Node) bool { return sim.Reload() == nil }
 
 // allGPUs are the UUIDs of all GPUs.
@@ -24,9 +24,8 @@ func allGPUs(sim *simnode.Node) (list []string) {
 	return list
 }
 
-// TestPause holds that the driver is closed as a whole two seconds after the last GPU was released
-// in a pause and stays so, whoever asks, that what is known of the GPUs stays, that the log says
-// nothing, and that all is read again after it.
+// TestPause checks that two seconds after the last GPU is released in a pause, the driver is closed and stays
+// closed. The GPUs' data is kept, nothing is logged, and all GPUs are read again afterwards.
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
@@ -80,8 +79,8 @@ func TestPause(t *testing.T) {
 	})
 }
 
-// TestReleaseOverAPause holds for a driver that opens all GPUs in Init that GPUs are watched in a
-// pause until the last one is released, and that a GPU released before is closed again after it.
+// TestReleaseOverAPause uses a driver that opens all GPUs in Init. GPUs are watched in a pause until the last one
+// is released, and a GPU released before is closed again afterwards.
 func TestReleaseOverAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -103,8 +102,8 @@ func TestReleaseOverAPause(t *testing.T) {
 	})
 }
 
-// TestPauseAfterReleases holds that a pause closes the driver whose GPUs were all released before,
-// and that taking one of them back opens it.
+// TestPauseAfterReleases checks that a pause closes the driver if all GPUs were already released, and that
+// restoring one opens it.
 func TestPauseAfterReleases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -131,8 +130,8 @@ func TestPauseAfterReleases(t *testing.T) {
 	})
 }
 
-// TestPauseFromTheStart holds that a program that starts in a pause opens no driver, releases GPUs
-// that it has not read, and reads them after the pause. FailOnInitError is no reason to end.
+// TestPauseFromTheStart checks that a program that starts in a pause does not open the driver, can release GPUs
+// that it has not read, and reads them afterwards. It does not end, despite FailOnInitError.
 func TestPauseFromTheStart(t *testing.T) {
 	for _, known := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

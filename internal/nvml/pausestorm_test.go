@@ -13,8 +13,8 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// TestPauseStorm plays random releases, pauses and ends with readers beside: then a pause closes the driver, and all is
-// read again after it.
+// TestPauseStorm plays random releases and pauses beside concurrent readers: a pause closes the driver, and
+// afterwards all GPUs are read again.
 func TestPauseStorm(t *testing.T) {
 	for seed := range int64(repeat.Times(10, 40)) {
 		synctest.Test(t, func(t *testing.T) {

@@ -73,8 +73,8 @@ func selector(t *testing.T, text string) sharing.Selector {
 	return s
 }
 
-// TestSuspectRecovers checks that a unit recovers from a suspect error by itself,
-// after the recovery delay, that it takes longer when it flaps, and what the log says.
+// TestSuspectRecovers checks that a unit recovers from a suspect error by itself after the recovery delay, that
+// the delay grows if it flaps, and what is logged.
 func TestSuspectRecovers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
@@ -108,8 +108,8 @@ func TestSuspectRecovers(t *testing.T) {
 	})
 }
 
-// TestSuspectNeedsProbes checks that time alone ends no suspicion: while the
-// GPU cannot be probed, the recovery delay does not end.
+// TestSuspectNeedsProbes checks that time alone does not end a suspicion: the recovery delay does not end while
+// the GPU cannot be probed.
 func TestSuspectNeedsProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -126,8 +126,8 @@ func TestSuspectNeedsProbes(t *testing.T) {
 	})
 }
 
-// TestIgnoredXIDOnlyCounts checks that nothing else comes of it, and that rules
-// which change hold for what comes after.
+// TestIgnoredXIDOnlyCounts checks that an ignored XID has no other effect, and that new rules apply to later
+// events.
 func TestIgnoredXIDOnlyCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -168,8 +168,7 @@ func TestIgnoredXIDOnlyCounts(t *testing.T) {
 	})
 }
 
-// TestRowRemap checks that a memory row that waits for a reset is told, and is a fault only
-// if the rules say so.
+// TestRowRemap checks that a memory row that waits for a reset is reported, and is a fault only by the rules.
 func TestRowRemap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -208,9 +207,9 @@ func strict() sharing.HealthRules {
 	return rules
 }
 
-// TestDriverAsksForRecovery checks that a GPU is out of use from the event on and for as long as
-// the driver asks for a recovery action, whatever becomes of the call; that it is said what to do;
-// and that a profile that ignores XID 154 ignores the action.
+// TestDriverAsksForRecovery checks that a GPU is unhealthy from the event on while the driver asks for a recovery
+// action, even if the call fails, and that the explanation has the remedy. A profile that ignores XID 154 ignores
+// the action.
 func TestDriverAsksForRecovery(t *testing.T) {
 	tests := []struct {
 		action     uint32
@@ -253,8 +252,8 @@ func TestDriverAsksForRecovery(t *testing.T) {
 	}
 }
 
-// TestDrainPeerToPeer checks that the advice to end peer-to-peer traffic is told, in the report and
-// once in the log, and costs nobody a GPU.
+// TestDrainPeerToPeer checks that the advice to end peer-to-peer traffic is in the report and logged once, and
+// that all GPUs stay healthy.
 func TestDrainPeerToPeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim, log := simulate(t, "a30x4"), &bytes.Buffer{}
@@ -281,7 +280,7 @@ func TestDrainPeerToPeer(t *testing.T) {
 	})
 }
 
-// TestRecoveryAnyNumber holds that only the numbers of nvml.h that say so leave a GPU in use.
+// TestRecoveryAnyNumber checks that a GPU stays healthy only for the actions for which nvml.h allows it.
 func TestRecoveryAnyNumber(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -298,8 +297,7 @@ func TestRecoveryAnyNumber(t *testing.T) {
 	})
 }
 
-// TestGPUUnavailable checks what the event of an unavailable GPU means, for the whole GPU and
-// by the rules.
+// TestGPUUnavailable checks the event of an unavailable GPU: it affects the whole GPU, and follows the rules.
 func TestGPUUnavailable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100+all-balanced")
@@ -318,8 +316,8 @@ func TestGPUUnavailable(t *testing.T) {
 	})
 }
 
-// TestOldDriver checks that a driver without recovery actions is none that advises something, and
-// that its other events are received.
+// TestOldDriver checks that a driver without recovery actions gives no advice, and that its other events are
+// received.
 func TestOldDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -336,8 +334,8 @@ func TestOldDriver(t *testing.T) {
 	})
 }
 
-// TestBoardTemperature checks that a GPU is too hot where its board says so, however it says it; at
-// 90 °C only where it does not; and at the profile's limit where that has one.
+// TestBoardTemperature checks that a GPU is too hot at its board's limit, however that is reported; at 90 °C
+// without one; and at the profile's limit if that is set.
 func TestBoardTemperature(t *testing.T) {
 	limited := sharing.DefaultHealthRules()
 	limited.TemperatureLimit, limited.TemperatureSafe, limited.BoardTemperature = 70, 60, false
@@ -348,7 +346,7 @@ func TestBoardTemperature(t *testing.T) {
 		name, node, world string
 		rules             sharing.HealthRules
 		silent            nvml.Return
-		// cold is still in use; hot is not; still is not in use after hot, and safe is.
+		// At cold it is still healthy, at hot not; after hot it is still unhealthy at still, and healthy at safe.
 		cold, hot, still, safe int
 		fault, ends            string
 	}{
@@ -392,8 +390,8 @@ func TestBoardTemperature(t *testing.T) {
 	}
 }
 
-// TestMarginFailsForOnce holds that a margin that cannot be read follows from what the board has told before, and that
-// a board's limit that could not be read is asked for again.
+// TestMarginFailsForOnce checks that an unreadable margin is derived from earlier values, and that an unreadable
+// board limit is read again.
 func TestMarginFailsForOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "h100")
@@ -420,8 +418,8 @@ func TestMarginFailsForOnce(t *testing.T) {
 	})
 }
 
-// TestXIDLeftToDriver checks that the driver decides about XID 109 where it reports recovery
-// actions, unless the profile does, and that the catalogue does elsewhere.
+// TestXIDLeftToDriver checks that if the driver reports recovery actions, it decides about XID 109 unless the
+// profile does, and else the catalogue.
 func TestXIDLeftToDriver(t *testing.T) {
 	explicit := sharing.DefaultHealthRules()
 	explicit.LeftToDriver = nil
@@ -465,7 +463,7 @@ func TestXIDLeftToDriver(t *testing.T) {
 	}
 }
 
-// TestOperatorClears checks that a word of an operator ends what no probe does.
+// TestOperatorClears checks that an operator can clear faults that no probe ends.
 func TestOperatorClears(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim, log := simulate(t, "dgx-a100+all-balanced"), &bytes.Buffer{}
@@ -497,7 +495,7 @@ func TestOperatorClears(t *testing.T) {
 	})
 }
 
-// TestRequestsEnd checks that an order to a Node that does not watch ends.
+// TestRequestsEnd checks that a request to a Node without Watch ends.
 func TestRequestsEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -510,13 +508,13 @@ func TestRequestsEnd(t *testing.T) {
 	}
 }
 
-// TestFatalSurvivesRestart lets one program keep what it saw and another one
-// take it over, on a node to which something may have happened in between.
+// TestFatalSurvivesRestart has one program keep its faults and another restore them, on a node that may have
+// changed in between.
 func TestFatalSurvivesRestart(t *testing.T) {
 	fatal := map[string]string{"0": "XID 79", "1:0": "XID 69"}
 	tests := []struct {
 		name string
-		// between is what happens to what was kept, and to the new node.
+		// between changes the kept faults and the new node.
 		between func(*testing.T, *memory, *simnode.Node)
 		boot    string
 		want    map[string]string
@@ -583,9 +581,8 @@ func TestFatalSurvivesRestart(t *testing.T) {
 	}
 }
 
-// TestResetWhileDown resets GPUs while no program, or none with a session, sees it. Only what
-// the driver or the kernel shows afterwards ends the fault: not the reset itself, whose
-// trace a driver need not keep.
+// TestResetWhileDown resets GPUs while no program, or none with a session, watches. Only evidence from the driver
+// or the kernel ends the fault afterwards, not the reset itself, as a driver need not keep a trace of it.
 func TestResetWhileDown(t *testing.T) {
 	heal := func(t *testing.T, sim *simnode.Node) { must(t, sim.Heal(0)) }
 	advise := func(t *testing.T, sim *simnode.Node) { must(t, sim.XID(0, 154, nvml.WholeGPU, nvml.WholeGPU)) }
@@ -657,8 +654,8 @@ func TestResetWhileDown(t *testing.T) {
 	}
 }
 
-// TestFatalBeforeTheDriver checks that what was kept waits for its GPU, also
-// over another restart, and is over when the GPU has been away.
+// TestFatalBeforeTheDriver checks that kept faults wait for their GPU, also over another restart, and end if the
+// GPU was away.
 func TestFatalBeforeTheDriver(t *testing.T) {
 	gpus, err := nvml.Scan(simulate(t, "a30x4"))
 	must(t, err)
@@ -699,7 +696,7 @@ func TestFatalBeforeTheDriver(t *testing.T) {
 	})
 }
 
-// TestStoreFails checks that it is tried again, and takes nothing away.
+// TestStoreFails checks that a failed save is tried again, and does not affect health.
 func TestStoreFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim, store := simulate(t, "t4"), &memory{err: errors.New("disk full")}
@@ -716,7 +713,7 @@ func TestStoreFails(t *testing.T) {
 	})
 }
 
-// stuckStore is a store whose Save does not return before it is let go.
+// stuckStore is a store whose Save blocks until letGo is closed.
 type stuckStore struct {
 	memory
 	saving, letGo chan struct{}
@@ -728,9 +725,8 @@ func (s *stuckStore) Save(list []nvml.FatalHealth) error {
 	return s.memory.Save(list)
 }
 
-// TestFaultIsPublishedBeforeItIsSaved checks that neither a fatal fault nor the
-// next one waits for the disk, that the newest state is what is saved in the end,
-// and that Watch does not end before that.
+// TestFaultIsPublishedBeforeItIsSaved checks that fatal faults do not wait for the disk, that the newest state is
+// saved in the end, and that Watch ends only after that.
 func TestFaultIsPublishedBeforeItIsSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -758,8 +754,8 @@ func TestFaultIsPublishedBeforeItIsSaved(t *testing.T) {
 	})
 }
 
-// TestWatchEndsBesideAStuckDisk checks that Watch waits no longer for a disk than
-// for a driver, and says so.
+// TestWatchEndsBesideAStuckDisk checks that Watch waits for a disk only as long as for a driver, and returns an
+// error.
 func TestWatchEndsBesideAStuckDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -777,8 +773,7 @@ func TestWatchEndsBesideAStuckDisk(t *testing.T) {
 	})
 }
 
-// TestRestoreBeforeTheFirstScan checks that it makes nothing of GPUs that were
-// not read yet.
+// TestRestoreBeforeTheFirstScan checks that nothing is reported of GPUs that were not read yet.
 func TestRestoreBeforeTheFirstScan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")

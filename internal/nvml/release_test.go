@@ -26,10 +26,11 @@ func simulateLazy(t *testing.T) *simnode.Node {
 	return sim
 }
 
-// isClosed says whether nothing has the GPU open: a driver resets it then. It is reset.
+// isClosed reports whether no program has the GPU open. If so, it resets the GPU.
 func isClosed(sim *simnode.Node, gpu int) bool { return sim.ResetGPU(busOf(gpu)) == nil }
 
-// metering reads the use of the GPUs every five seconds, as the program does. At least so many are read; with 0, it may fail.
+// metering reads the GPUs' use every five seconds, like the program. At least this many are read; with 0, it may
+// fail.
 func metering(t *testing.T, w *watched, least int) {
 	t.Helper()
 	meter := nvml.NewMeter(w.Library())
@@ -52,9 +53,8 @@ func metering(t *testing.T, w *watched, least int) {
 	t.Cleanup(func() { cancel(); <-ended })
 }
 
-// TestRelease holds for a driver that opens GPUs only when they are looked up: nothing of this
-// program has a released GPU open, all it knows of the GPU stays as it was, other GPUs are watched
-// on, and what is true when the GPU is taken back.
+// TestRelease uses a driver that opens GPUs only when they are looked up. This program does not keep a released
+// GPU open, its data stays, other GPUs are still watched, and its state is right once it is restored.
 func TestRelease(t *testing.T) {
 	for _, wasReset := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -107,8 +107,8 @@ func TestRelease(t *testing.T) {
 	}
 }
 
-// TestReleaseClosesAll holds for a driver that opens all GPUs in Init: this program has no session
-// while a GPU is released, all that it knows of the GPUs stays, and it reads them again after that.
+// TestReleaseClosesAll uses a driver that opens all GPUs in Init. This program has no session while a GPU is
+// released, keeps all GPUs' data, and reads them again afterwards.
 func TestReleaseClosesAll(t *testing.T) {
 	for _, wasReset := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -164,8 +164,8 @@ func TestReleaseClosesAll(t *testing.T) {
 	}
 }
 
-// TestRecoveryDelayDuringARelease holds that a GPU which is not watched during a release is not quiet then: the released one, and
-// every one if the driver opens all GPUs in Init. The recovery delay is 5 minutes.
+// TestRecoveryDelayDuringARelease checks that time without watching does not count as quiet: for the released GPU
+// and, if the driver opens all GPUs in Init, for every GPU. The recovery delay is 5 minutes.
 func TestRecoveryDelayDuringARelease(t *testing.T) {
 	for world, faults := range map[string]map[string]string{
 		"lazy": {"2": "XID 94"},
@@ -192,8 +192,8 @@ func TestRecoveryDelayDuringARelease(t *testing.T) {
 	}
 }
 
-// TestTakeBackWhileAnotherIsReleased holds for the same driver that a GPU can be taken back while
-// another is released, which then is open for one scan only.
+// TestTakeBackWhileAnotherIsReleased checks, with the same driver, that a GPU can be restored while another is
+// released, which is then open for one scan only.
 func TestTakeBackWhileAnotherIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -220,8 +220,7 @@ func TestTakeBackWhileAnotherIsReleased(t *testing.T) {
 	})
 }
 
-// TestReleaseAfterASlowInit holds for the same driver that this is known although two sessions
-// opened it together.
+// TestReleaseAfterASlowInit checks that the same driver is recognised even if two sessions opened it together.
 func TestReleaseAfterASlowInit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -241,7 +240,7 @@ func TestReleaseAfterASlowInit(t *testing.T) {
 	})
 }
 
-// TestFailedRelease holds for the same driver that GPUs are watched on if a session does not end.
+// TestFailedRelease checks, with the same driver, that GPUs are still watched if a session does not end.
 func TestFailedRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -262,8 +261,8 @@ func TestFailedRelease(t *testing.T) {
 	})
 }
 
-// TestClosedOverARestart holds for the same driver that a program which finds a GPU released by its
-// last run reads the GPUs once, and then has no session until the GPU is taken back.
+// TestClosedOverARestart checks, with the same driver, that a program that finds a GPU released by its last run
+// reads the GPUs once, and then has no session until the GPU is restored.
 func TestClosedOverARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim, known := simulate(t, "a30x4"), &knownGPUs{}
@@ -293,8 +292,8 @@ func TestClosedOverARestart(t *testing.T) {
 	})
 }
 
-// TestLateOverARestart holds for the same driver that such a program waits for a GPU that answers late before it closes the
-// driver, but not for ever.
+// TestLateOverARestart checks, with the same driver, that such a program waits for a GPU that answers late before
+// it closes the driver, but not forever.
 func TestLateOverARestart(t *testing.T) {
 	for _, late := range []simnode.Fault{{Delay: 45 * time.Second, Times: 1}, {Return: nvml.Unknown}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -319,7 +318,8 @@ func TestLateOverARestart(t *testing.T) {
 	}
 }
 
-// TestReleaseWhileOthersAreRead holds for the same driver that a GPU does not count as released while a session reads others.
+// TestReleaseWhileOthersAreRead checks, with the same driver, that a GPU is not released while a session reads
+// others.
 func TestReleaseWhileOthersAreRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -343,8 +343,8 @@ func TestReleaseWhileOthersAreRead(t *testing.T) {
 	})
 }
 
-// TestSetReleasedOthers holds that such a Node reads the other GPUs meanwhile, without a Kernel even if Init opens all of them:
-// virgate mps must end daemons and restore compute modes then.
+// TestSetReleasedOthers checks that a Node without a Kernel still reads the other GPUs, even if Init opens all of
+// them: virgate mps must still end daemons and restore compute modes.
 func TestSetReleasedOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -360,15 +360,15 @@ func TestSetReleasedOthers(t *testing.T) {
 	})
 }
 
-// TestSetReleased holds that a Node which nobody watches opens no GPU that another program has released, also where the driver
-// counts otherwise than that one knew.
+// TestSetReleased checks that a Node without Watch does not open a GPU that another program has released, even if
+// the driver's index has changed.
 func TestSetReleased(t *testing.T) {
 	for _, index := range []int{1, -1, 3} {
 		synctest.Test(t, func(t *testing.T) {
 			sim := simulateLazy(t)
 			gpus := sim.GPUs()
 			node := nvml.NewNode(sim, nvml.Options{})
-			must(t, node.Library().Init()) // It keeps open what is looked up.
+			must(t, node.Library().Init()) // It keeps GPUs open once they are looked up.
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
@@ -405,8 +405,7 @@ func TestSetReleased(t *testing.T) {
 	}
 }
 
-// TestReleaseAndAnotherGPUGoes holds that a released GPU stays closed when the driver
-// numbers its GPUs anew.
+// TestReleaseAndAnotherGPUGoes checks that a released GPU stays closed when the driver renumbers its GPUs.
 func TestReleaseAndAnotherGPUGoes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulateLazy(t)
@@ -433,8 +432,8 @@ func TestReleaseAndAnotherGPUGoes(t *testing.T) {
 	})
 }
 
-// TestReleaseWhileACallHangs holds that a GPU does not count as released while a session
-// with the driver goes on, and that this keeps nothing else waiting for ever.
+// TestReleaseWhileACallHangs checks that a GPU is not released while a session with the driver goes on, and that
+// nothing else waits forever.
 func TestReleaseWhileACallHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulateLazy(t)
@@ -458,11 +457,11 @@ func TestReleaseWhileACallHangs(t *testing.T) {
 		if err != nil || !isClosed(sim, 2) {
 			t.Fatalf("when it has returned: %v", err)
 		}
-		// A call that is slow is waited for, for as long as if no other GPU had just been
-		// released, and nobody opens the driver again meanwhile.
+		// A slow call is waited for as long as if no other GPU had just been released, and the driver is not opened
+		// meanwhile.
 		_, err = sim.InjectGPUFault(1, "DeviceGetUtilizationRates", simnode.Fault{Delay: 11 * time.Second, Times: 1})
 		must(t, err)
-		_, err = meter.Read(context.Background()) // What the other call has answered.
+		_, err = meter.Read(context.Background()) // The other call's answer.
 		must(t, err)
 		if _, err = meter.Read(context.Background()); err == nil {
 			t.Fatal("the call is not slow")
@@ -476,8 +475,8 @@ func TestReleaseWhileACallHangs(t *testing.T) {
 	})
 }
 
-// TestReleaseWhileACallIsAbandoned holds that no session is ended for a GPU while a call
-// hangs of which nobody knows when it returns: other GPUs are watched on.
+// TestReleaseWhileACallIsAbandoned checks that no session is ended for a release while an abandoned call hangs:
+// other GPUs are still watched.
 func TestReleaseWhileACallIsAbandoned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulateLazy(t)
@@ -502,8 +501,8 @@ func TestReleaseWhileACallIsAbandoned(t *testing.T) {
 	})
 }
 
-// TestCallThatHangsDuringARelease holds that a call which is abandoned while a release waits is named, and that no session
-// is asked to end then.
+// TestCallThatHangsDuringARelease checks that a call abandoned during a release is named, and that no session is
+// ended then.
 func TestCallThatHangsDuringARelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -526,8 +525,7 @@ func TestCallThatHangsDuringARelease(t *testing.T) {
 	})
 }
 
-// TestEndDuringARelease holds that the program's end does not wait for a session that is to be
-// closed and goes on.
+// TestEndDuringARelease checks that the program's end does not wait for a session that a release is closing.
 func TestEndDuringARelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -552,8 +550,8 @@ func TestEndDuringARelease(t *testing.T) {
 	})
 }
 
-// TestReleasedOverARestart holds that a GPU which an earlier run had released is not opened
-// by the next one, not even for a moment, and has the faults of before.
+// TestReleasedOverARestart checks that a GPU released by an earlier run is never opened by the next run, and
+// keeps its faults.
 func TestReleasedOverARestart(t *testing.T) {
 	for _, boot := range []string{"first", ""} {
 		for _, slow := range []time.Duration{0, time.Second} {
@@ -594,8 +592,7 @@ func TestReleasedOverARestart(t *testing.T) {
 	}
 }
 
-// TestOpenAll checks that who opens all GPUs does not while one of them is released, and
-// that a release waits for the end of who has them open.
+// TestOpenAll checks that OpenAll fails while a GPU is released, and that a release waits until OpenAll returns.
 func TestOpenAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")

@@ -10,11 +10,10 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// Each test in this file is a bug of another device plugin that users reported.
+// Each test in this file is about a bug that users reported of another device plugin.
 
-// TestXIDMarksItsUnits is an event that marks one of several things, or the wrong one: a
-// partition's XID is that partition's, whichever it is, and a GPU's all of
-// theirs.
+// TestXIDMarksItsUnits: an event marked one of several units, or the wrong one. A partition's XID marks that
+// partition, and a GPU's XID the GPU.
 func TestXIDMarksItsUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "h200+all-1g.35gb")
@@ -34,7 +33,7 @@ func TestXIDMarksItsUnits(t *testing.T) {
 	})
 }
 
-// TestGPUComesBack is a GPU that never comes back.
+// TestGPUComesBack: a GPU never came back.
 func TestGPUComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -48,8 +47,7 @@ func TestGPUComesBack(t *testing.T) {
 	})
 }
 
-// TestFailingWaitDoesNotSpin is a wait for events that fails at once: no spinning, and no GPU is
-// condemned for it.
+// TestFailingWaitDoesNotSpin: a wait for events failed at once. It must not spin, nor make GPUs unhealthy.
 func TestFailingWaitDoesNotSpin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -67,8 +65,8 @@ func TestFailingWaitDoesNotSpin(t *testing.T) {
 	})
 }
 
-// TestWatchClosesWhatItOpened is a monitor that blocks on what nobody takes, and outlives its
-// program: each of 20 ends with all that it opened closed.
+// TestWatchClosesWhatItOpened checks that each of 20 programs closes everything it has opened, even with events
+// left to handle.
 func TestWatchClosesWhatItOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -87,8 +85,7 @@ func TestWatchClosesWhatItOpened(t *testing.T) {
 	})
 }
 
-// TestHealthIsThereForWhoeverAsksNext is an event that is swallowed because the one who waited for it is
-// gone: the health is there for whoever asks next.
+// TestHealthIsThereForWhoeverAsksNext: the inventory has a fault even if nothing acted on the notice.
 func TestHealthIsThereForWhoeverAsksNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -111,7 +108,7 @@ func TestHealthIsThereForWhoeverAsksNext(t *testing.T) {
 	})
 }
 
-// TestOneObservationOneChange checks that what happens at once is told once.
+// TestOneObservationOneChange checks that simultaneous changes are reported once.
 func TestOneObservationOneChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100+all-1g.5gb")

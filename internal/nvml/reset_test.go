@@ -15,8 +15,8 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// TestHiccupIsNoReset checks that a GPU which cannot be read for once, just when
-// all handles are new, was not reset for that.
+// TestHiccupIsNoReset checks that a GPU that cannot be read once, just when all handles are new, does not count
+// as reset.
 func TestHiccupIsNoReset(t *testing.T) {
 	pulled := func(t *testing.T, sim *simnode.Node) { must(t, sim.Remove(3)) }
 	tests := []struct {
@@ -59,9 +59,8 @@ func TestHiccupIsNoReset(t *testing.T) {
 	}
 }
 
-// TestLostForOnce checks that a handle which says for once that its GPU is lost is
-// evidence of a reset when the GPU had to be looked up anew, which may give the
-// same handle, and none when the handle works again by itself.
+// TestLostForOnce checks a handle that once reports its GPU as lost. That is evidence of a reset if the GPU had
+// to be looked up again, even with the same handle, and none if the handle works again by itself.
 func TestLostForOnce(t *testing.T) {
 	tests := []struct {
 		name string
@@ -90,8 +89,8 @@ func TestLostForOnce(t *testing.T) {
 	}
 }
 
-// TestResetOfStuckGPU checks that a GPU with a call that hangs is not looked up
-// anew: that its handle is dead shows only when the call returns.
+// TestResetOfStuckGPU checks that a GPU with a hanging call is not looked up again: its handle is found dead only
+// when the call returns.
 func TestResetOfStuckGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -107,8 +106,8 @@ func TestResetOfStuckGPU(t *testing.T) {
 	})
 }
 
-// TestDriverReloadedSlowGPU checks that loading a driver resets a GPU also
-// when it is the last to answer the new one.
+// TestDriverReloadedSlowGPU checks that loading a driver counts as a reset of a GPU, even if it is the last to
+// answer.
 func TestDriverReloadedSlowGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -124,8 +123,7 @@ func TestDriverReloadedSlowGPU(t *testing.T) {
 	})
 }
 
-// TestReopenWithSlowGPU checks that a GPU which is slow to answer when the
-// driver is given up does not keep it from being opened again.
+// TestReopenWithSlowGPU checks that a GPU that is slow when the driver is closed does not prevent reopening it.
 func TestReopenWithSlowGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -145,8 +143,7 @@ func TestReopenWithSlowGPU(t *testing.T) {
 	})
 }
 
-// TestSlowResetAtTheEnd checks that a reset is not lost when the look that sees
-// it takes longer than the driver is open.
+// TestSlowResetAtTheEnd checks that a reset is not lost if the look that sees it outlasts the session.
 func TestSlowResetAtTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4+all-balanced")
@@ -169,8 +166,8 @@ func TestSlowResetAtTheEnd(t *testing.T) {
 	})
 }
 
-// TestResetWhileTheDriverCloses checks that a reset is seen which happens while a
-// slow GPU keeps the driver from being closed.
+// TestResetWhileTheDriverCloses checks that a reset is seen even if it happens while a slow GPU delays closing
+// the driver.
 func TestResetWhileTheDriverCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4+all-balanced")
@@ -191,8 +188,7 @@ func TestResetWhileTheDriverCloses(t *testing.T) {
 	})
 }
 
-// TestLastProbeCondemnsNobody checks that a driver which fails altogether makes no
-// GPU faulty on its way out.
+// TestLastProbeCondemnsNobody checks that a driver that fails altogether leaves all GPUs healthy.
 func TestLastProbeCondemnsNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -214,9 +210,8 @@ func TestLastProbeCondemnsNobody(t *testing.T) {
 	})
 }
 
-// TestResetInStorm lets every GPU report a fatal error, resets some, and lets
-// anything happen to the node meanwhile. In the end a GPU is healthy if, and
-// only if, it was reset.
+// TestResetInStorm has every GPU report a fatal error, and resets some while anything may happen to the node. In
+// the end a GPU is healthy if and only if it was reset.
 func TestResetInStorm(t *testing.T) {
 	for seed := range uint64(repeat.Times(7, 25)) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -231,17 +226,16 @@ func TestResetInStorm(t *testing.T) {
 	}
 }
 
-// storm is what happens to a node of four GPUs.
+// storm is a sequence of events on a node of four GPUs.
 type storm struct {
 	*testing.T
 	sim    *simnode.Node
 	w      *watched
 	random *rand.Rand
-	// reset are the GPUs that were, by UUID, and log what happened.
+	// reset are the UUIDs of GPUs that were reset; log lists the events.
 	reset map[string]bool
 	log   []string
-	// fails says that the driver will be closed, or is: a reset may now leave no
-	// trace.
+	// fails: the driver is or will be closed, so a reset may leave no trace.
 	fails bool
 }
 
@@ -330,13 +324,12 @@ func (s *storm) judge() {
 	}
 }
 
-// TestWatchResetBetweenLooks resets a GPU after the last look at it, and lets
-// something happen for which the next look gets new handles of all GPUs. The
-// handle from before is the only trace of the reset.
+// TestWatchResetBetweenLooks resets a GPU after its last look, and then has the next look get new handles of all
+// GPUs. The old handle is the only trace of the reset.
 func TestWatchResetBetweenLooks(t *testing.T) {
 	tests := []struct {
 		name string
-		// meanwhile happens after the reset of GPU 2, if there is one.
+		// meanwhile runs after the reset of GPU 2, if there is one.
 		meanwhile func(*testing.T, *simnode.Node)
 		reset     bool
 		// want are the faults at last, by the number that the GPU had.

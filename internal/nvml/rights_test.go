@@ -27,9 +27,8 @@ func unprivileged(t *testing.T, name string, hidden bool) nvml.Library {
 	return answering(sim, failing("DeviceGetMigDeviceHandleByIndex", nvml.NotFound, nil))
 }
 
-// TestUnprivileged checks that what the driver refuses for want of privilege is no fault
-// of a GPU: whole GPUs are served as with it, and partitions with the profile of their
-// name, of which only the place is not known.
+// TestUnprivileged checks that calls refused for lack of privilege are no fault of a GPU. Whole GPUs are served
+// as usual, and partitions with the profile from their name; only their placement is unknown.
 func TestUnprivileged(t *testing.T) {
 	for _, node := range []string{"a100-40+all-balanced", "h100+all-1g.10gb", "dgx-a100"} {
 		t.Run(node, func(t *testing.T) {
@@ -70,10 +69,9 @@ func TestUnprivileged(t *testing.T) {
 	})
 }
 
-// TestPrivilegeTaken checks that a container that loses its device nodes, as after a
-// reload of systemd (nvidia-container-toolkit#48), goes on serving what it knew: the
-// driver's NO_PERMISSION is no fault, whichever call it comes from. Who watches the
-// GPU is told that events of partitions are missing.
+// TestPrivilegeTaken checks that a container that loses its device nodes, as after a reload of systemd
+// (nvidia-container-toolkit#48), still serves the GPUs: NO_PERMISSION from any call is no fault. The inventory
+// shows that access is denied.
 func TestPrivilegeTaken(t *testing.T) {
 	for _, method := range []string{
 		"DeviceGetHandleByIndex", "DeviceGetUUID", "DeviceGetMigMode", "DeviceGetMigDeviceHandleByIndex", "DeviceGetGpuInstanceId",
@@ -121,8 +119,7 @@ func TestPrivilegeTaken(t *testing.T) {
 	}
 }
 
-// TestWithheldEvents checks that a GPU is shown as degraded whose partitions' events the
-// driver withholds.
+// TestWithheldEvents checks that a GPU is shown as degraded if the driver withholds its partitions' events.
 func TestWithheldEvents(t *testing.T) {
 	for name, world := range map[string]string{"with the right": "", "without the right": "unprivileged"} {
 		t.Run(name, func(t *testing.T) {

@@ -2,8 +2,7 @@ package nvml
 
 import "testing"
 
-// TestNVLinks holds how many links two GPUs share: directly, through switches,
-// and never through a third GPU.
+// TestNVLinks checks how many links two GPUs share: directly or through switches, never through a third GPU.
 func TestNVLinks(t *testing.T) {
 	at := func(bus string, links map[string]int) *knownGPU {
 		b := &knownGPU{links: links}
@@ -31,8 +30,7 @@ func TestNVLinks(t *testing.T) {
 	}
 }
 
-// TestWindowTakesNoSampleTwice checks that for drivers that tell more than they
-// were asked.
+// TestWindowTakesNoSampleTwice is for drivers that return samples older than asked for.
 func TestWindowTakesNoSampleTwice(t *testing.T) {
 	w := sampleWindow{seen: 100, begun: true}
 	work := w.add([]ProcessSample{{PID: 1, Time: 100, SM: 90}, {PID: 1, Time: 200, SM: 10}}, nil, nil)
@@ -41,8 +39,7 @@ func TestWindowTakesNoSampleTwice(t *testing.T) {
 	}
 }
 
-// TestWindowTakesNoNonsense holds for drivers that hand out samples which they
-// have not set.
+// TestWindowTakesNoNonsense is for drivers that return uninitialised samples.
 func TestWindowTakesNoNonsense(t *testing.T) {
 	w := sampleWindow{seen: 100, begun: true}
 	work := w.add([]ProcessSample{

@@ -18,7 +18,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// TestScanErrors holds what of a node is still found when something fails.
+// TestScanErrors checks which GPUs are still found when something fails.
 func TestScanErrors(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -105,8 +105,8 @@ func TestScanErrors(t *testing.T) {
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// TestScanGolden holds what the inventory of each simulated node is, down to
-// the UUIDs: other packages' golden files are built on these nodes.
+// TestScanGolden checks the inventory of each simulated node, down to the UUIDs, as other packages' golden files
+// depend on these nodes.
 func TestScanGolden(t *testing.T) {
 	names := append(simnode.Names(),
 		"a30x4+all-balanced",
@@ -171,9 +171,8 @@ func (w *watched) faults() map[string]string {
 	return found
 }
 
-// TestUncountedIsNotLost lets a probe find a GPU that is back in the place of one
-// that could not be read: nobody counted the GPUs, so the other one is not lost,
-// and its error not over.
+// TestUncountedIsNotLost has a probe find a returned GPU in place of one that could not be read. The GPUs were
+// not counted, so the other one is not lost, and its error is not over.
 func TestUncountedIsNotLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -195,8 +194,8 @@ func TestUncountedIsNotLost(t *testing.T) {
 	})
 }
 
-// TestLateLookOfOldEnumeration checks that a look which began before the GPUs were
-// enumerated anew says nothing about where they are.
+// TestLateLookOfOldEnumeration checks that a look that began before the GPUs were renumbered does not change
+// their indexes.
 func TestLateLookOfOldEnumeration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -217,8 +216,7 @@ func TestLateLookOfOldEnumeration(t *testing.T) {
 	})
 }
 
-// TestEnumerateAsksOnce checks that GPUs whose handles are as they were are not
-// asked more for it.
+// TestEnumerateAsksOnce checks that GPUs with unchanged handles cost no more calls.
 func TestEnumerateAsksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -235,8 +233,7 @@ func TestEnumerateAsksOnce(t *testing.T) {
 	})
 }
 
-// TestStuckGPUIsAskedOnce checks that a GPU is not looked at while it is being
-// looked at.
+// TestStuckGPUIsAskedOnce checks that a GPU is not read while a reading of it is in progress.
 func TestStuckGPUIsAskedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -252,8 +249,8 @@ func TestStuckGPUIsAskedOnce(t *testing.T) {
 	})
 }
 
-// TestReplacedGPUSeenByProbe checks that GPUs which change places do not cost the
-// driver, whoever sees it first.
+// TestReplacedGPUSeenByProbe checks that the driver is not reopened if GPUs change places, even if a probe sees
+// it first.
 func TestReplacedGPUSeenByProbe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")
@@ -274,7 +271,7 @@ func TestReplacedGPUSeenByProbe(t *testing.T) {
 	})
 }
 
-// reordered is a driver that can exchange the places of its first two GPUs.
+// reordered is a driver that can swap its first two GPUs.
 type reordered struct {
 	*simnode.Node
 	now atomic.Bool
@@ -287,8 +284,8 @@ func (d *reordered) DeviceGetHandleByIndex(index int) (nvml.Device, error) {
 	return d.Node.DeviceGetHandleByIndex(index)
 }
 
-// TestResetAndReordered checks that of two GPUs that change places and are reset
-// neither reset is lost, though one GPU is seen before the other.
+// TestResetAndReordered checks that if two GPUs swap places and are reset, both resets are seen, even if one GPU
+// is seen before the other.
 func TestResetAndReordered(t *testing.T) {
 	for _, delay := range []time.Duration{0, 3 * time.Second} {
 		t.Run(delay.String(), func(t *testing.T) {

@@ -31,8 +31,7 @@ func xid(code uint64, gi uint32) Event {
 	return Event{Device: gpuHandle, Type: EventXIDCritical, Data: code, GI: gi}
 }
 
-// TestTrackerForgets checks that what no pass can bring back is not kept: faults
-// of partitions that are gone, and events of before a reset.
+// TestTrackerForgets checks that faults of removed partitions, and events from before a reset, are dropped.
 func TestTrackerForgets(t *testing.T) {
 	known := newTracker(newGate().index)
 	known.addScan(seen(partition()), at(0))
@@ -61,8 +60,7 @@ func TestTrackerForgets(t *testing.T) {
 	}
 }
 
-// TestTrackerEvidence holds what counts as evidence that a GPU was reset, and
-// what does not.
+// TestTrackerEvidence checks what counts as evidence that a GPU was reset.
 func TestTrackerEvidence(t *testing.T) {
 	absent := func() scanResult { return scanResult{complete: true} }
 	unread := func(why finding) scanResult {
@@ -116,8 +114,7 @@ func TestTrackerEvidence(t *testing.T) {
 	}
 }
 
-// TestTrackerLate checks that one look which came late, and could not tell which GPU
-// it was of, says nothing against those that it did not find.
+// TestTrackerLate checks that a late look at an unidentified GPU does not make missing GPUs faulty.
 func TestTrackerLate(t *testing.T) {
 	known := newTracker(newGate().index)
 	known.addScan(seen(), at(0))
@@ -127,8 +124,8 @@ func TestTrackerLate(t *testing.T) {
 	}
 }
 
-// TestTrackerClear checks that a GPU's word is its partitions' too, a
-// partition's its own, and that what a probe finds stays.
+// TestTrackerClear checks that clearing a GPU clears its partitions too, that clearing a partition clears only
+// it, and that faults found by probes stay.
 func TestTrackerClear(t *testing.T) {
 	sick := func() *tracker {
 		known := newTracker(newGate().index)
@@ -165,8 +162,8 @@ func TestTrackerClear(t *testing.T) {
 	}
 }
 
-// TestHandleOfAnotherGPU checks that an event counts for the GPU that its handle stands for
-// now, if the driver was asked, and else for the one that it stood for.
+// TestHandleOfAnotherGPU checks that an event counts for the GPU that its handle now means, if the driver was
+// asked, and else for the earlier one.
 func TestHandleOfAnotherGPU(t *testing.T) {
 	for _, test := range []struct{ asked, want string }{{"", gpuUUID}, {"GPU-1", "GPU-1"}} {
 		known := newTracker(newGate().index)
@@ -184,8 +181,8 @@ func TestHandleOfAnotherGPU(t *testing.T) {
 	}
 }
 
-// TestHandleThatWasNotLookedUp checks that the UUID of a handle which an event brought tells
-// nothing of where the driver has a released GPU: another one would be kept closed for it.
+// TestHandleThatWasNotLookedUp checks that a UUID read from an event's handle does not change a released GPU's
+// index, as another GPU would then be kept closed instead.
 func TestHandleThatWasNotLookedUp(t *testing.T) {
 	g := newGate()
 	g.released[gpuUUID] = 3

@@ -36,7 +36,7 @@ func do(t *testing.T, errs ...error) {
 	}
 }
 
-// uses are the processes of the GPU at the place in a reading.
+// uses are the processes of the GPU at this place in a reading.
 func uses(t *testing.T, gpus []sharing.GPUUtilization, at int) []sharing.ProcessUtilization {
 	t.Helper()
 	if len(gpus) <= at || len(gpus[at].Units) != 1 {
@@ -81,8 +81,8 @@ func testMeterReadsAGPU(t *testing.T) {
 	}
 }
 
-// TestMeterLeavesOutWhatTheDriverDoesNotTell checks that a figure which is not to be had is
-// missing, and takes no other with it.
+// TestMeterLeavesOutWhatTheDriverDoesNotTell checks that an unavailable value is left out, without affecting
+// others.
 func TestMeterLeavesOutWhatTheDriverDoesNotTell(t *testing.T) {
 	told := func(use sharing.GPUUtilization) map[string]bool {
 		return map[string]bool{
@@ -92,7 +92,7 @@ func TestMeterLeavesOutWhatTheDriverDoesNotTell(t *testing.T) {
 	}
 	test := func(t *testing.T, call string, code nvml.Return) {
 		node, meter := metered(t, "a100-40")
-		do(t, node.Init()) // Handles stay what they are from reading to reading.
+		do(t, node.Init()) // So that handles stay valid between readings.
 		read := func() []sharing.GPUUtilization {
 			pass(time.Minute) // The next reading of memory errors is due.
 			gpus, err := meter.Read(t.Context())
@@ -109,7 +109,7 @@ func TestMeterLeavesOutWhatTheDriverDoesNotTell(t *testing.T) {
 		}
 		end()
 		gpus = read()
-		// What the driver does not have is not asked for again.
+		// A value that the driver does not have is not asked for again.
 		if is := told(gpus[0])[call]; is == (call == "DeviceGetMemoryErrorCounter" && (code == nvml.NotSupported || code == nvml.FunctionNotFound)) {
 			t.Errorf("%s was %s and is not any more: it is told: %t", call, code, is)
 		}
@@ -121,8 +121,8 @@ func TestMeterLeavesOutWhatTheDriverDoesNotTell(t *testing.T) {
 	}
 }
 
-// TestMeterAsksForMemoryErrorsThatThereAre checks that counters which the driver does not have
-// are asked for once, and again when MIG was turned on or off.
+// TestMeterAsksForMemoryErrorsThatThereAre checks that unsupported counters are read once, and again when MIG was
+// turned on or off.
 func TestMeterAsksForMemoryErrorsThatThereAre(t *testing.T) {
 	synctest.Test(t, testMeterAsksForMemoryErrorsThatThereAre)
 }
@@ -174,7 +174,7 @@ func TestMeterAveragesTheSamplesOfItsWindow(t *testing.T) {
 	if _, err := meter.Read(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// What was read is not counted again, and of the rest the mean counts.
+	// Samples already read do not count again, and the mean of the others counts.
 	do(t, node.SetUtilization(0, 10, 20), node.TakeSample(0), node.SetUtilization(0, 10, 40), node.TakeSample(0))
 	do(t, node.SetUtilization(0, 10, 30)) // One more may become due meanwhile.
 	gpus, err := meter.Read(t.Context())
@@ -313,7 +313,7 @@ func TestMeterEndsWithItsContext(t *testing.T) {
 		if took := elapsed(began); took > time.Second {
 			t.Errorf("took %s", took)
 		}
-		// Another reading does without that GPU.
+		// Another reading leaves out that GPU.
 		gpus, err := meter.Read(t.Context())
 		if len(gpus) != 7 || err == nil {
 			t.Errorf("%d GPUs, %v; want 7 and what is wrong with the eighth", len(gpus), err)

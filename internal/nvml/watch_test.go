@@ -25,9 +25,8 @@ import (
 // for events that has to end when the driver is closed.
 const rescan = 30*time.Second + 300*time.Millisecond
 
-// enumerated is the longest time until the driver has been asked for all its GPUs, also when
-// a wait for events that failed has moved the passes: a pass enumerates if the next one would
-// come more than half an interval between probes too late.
+// enumerated is the longest time until the driver has been asked for all its GPUs, even if a failed wait for
+// events has moved the passes: a pass enumerates if the next one would be more than half a probe interval late.
 const enumerated = rescan + 5*time.Second
 
 // watched is a Node with Watch running on a simulated node.
@@ -88,13 +87,13 @@ func pass(d time.Duration) {
 	<-time.After(d) //nolint:forbidigo // in a synctest bubble: the time is simulated
 }
 
-// after lets time pass, and what it brings happen.
+// after lets time pass, and waits for its effects.
 func after(passed time.Duration) {
 	pass(passed)
 	synctest.Wait()
 }
 
-// expect holds the faults by unit, "0" or "0:1"; units not named are healthy.
+// expect checks the faults by unit, "0" or "0:1"; units not named are healthy.
 func (w *watched) expect(when string, want map[string]string) {
 	w.t.Helper()
 	gpus, err := w.Inventory()
@@ -125,8 +124,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestWatchTwice repeats a fault after a reset: the GPU's new handle must be
-// listened to as its old one was.
+// TestWatchTwice repeats a fault after a reset: events of the GPU's new handle must be received like those of the
+// old one.
 func TestWatchTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -145,7 +144,7 @@ func TestWatchTwice(t *testing.T) {
 	})
 }
 
-// TestWatchCooling holds the hysteresis of the temperature.
+// TestWatchCooling checks the hysteresis of the temperature.
 func TestWatchCooling(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -169,8 +168,8 @@ func TestWatchCooling(t *testing.T) {
 	})
 }
 
-// TestWatchThermometer checks that a temperature that cannot be read says
-// nothing, and that the hysteresis ends with a reset.
+// TestWatchThermometer checks that an unreadable temperature changes nothing, and that the hysteresis ends with a
+// reset.
 func TestWatchThermometer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -192,8 +191,8 @@ func TestWatchThermometer(t *testing.T) {
 	})
 }
 
-// TestWatchHiccup checks that a call that fails for once, and a new handle, are
-// no evidence of a reset, even of a GPU that was reset before.
+// TestWatchHiccup checks that a call that fails once, and a new handle, are no evidence of a reset, even of a GPU
+// that was reset before.
 func TestWatchHiccup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -210,8 +209,7 @@ func TestWatchHiccup(t *testing.T) {
 	})
 }
 
-// TestWatchMemoryStays checks that the size of a unit is known though its memory
-// cannot be queried any more.
+// TestWatchMemoryStays checks that a unit's memory size stays known if its memory cannot be queried any more.
 func TestWatchMemoryStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "h200+all-1g.35gb")
@@ -228,8 +226,7 @@ func TestWatchMemoryStays(t *testing.T) {
 	})
 }
 
-// TestWatchLost checks that a lost GPU keeps what is known of it, and takes
-// nothing from the others: their events are still heard.
+// TestWatchLost checks that a lost GPU keeps its data, and that the other GPUs' events are still received.
 func TestWatchLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100+all-balanced")
@@ -260,8 +257,8 @@ func TestWatchLost(t *testing.T) {
 	})
 }
 
-// TestLostComesBack holds that the driver is opened again when a GPU stays lost, because only a new session finds it, and
-// that the other GPUs notice nothing but a moment without events.
+// TestLostComesBack checks that the driver is reopened when a GPU stays lost, because only a new session finds
+// it, and that the other GPUs only miss events for a moment.
 func TestLostComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -306,10 +303,9 @@ func TestLostComesBack(t *testing.T) {
 	})
 }
 
-// TestWatchTrouble lets one thing happen to a node and holds what the inventory
-// then says: within a moment for what the driver tells by itself, or with the
-// next pass; that a further pass changes nothing; and that the unit is healthy
-// with the first pass after a reset, and no sooner.
+// TestWatchTrouble checks the inventory after one event: within a moment if the driver reports it, else after the
+// next pass. A further pass changes nothing, and the unit is healthy with the first pass after a reset, not
+// sooner.
 func TestWatchTrouble(t *testing.T) {
 	const whole = nvml.WholeGPU
 	tests := []struct {
@@ -526,8 +522,7 @@ func (d *brittle) EventSetFree(set nvml.EventSet) error {
 	return d.Node.EventSetFree(set)
 }
 
-// TestWatchEnd holds how fast Watch ends, and what it does about a driver that
-// does not.
+// TestWatchEnd checks how fast Watch ends, also with a driver that hangs.
 func TestWatchEnd(t *testing.T) {
 	t.Run("in a wait for events", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {

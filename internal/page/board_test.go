@@ -50,7 +50,7 @@ func TestBoard(t *testing.T) {
 	}
 }
 
-// TestColours: each namespace has a colour of its own while there are any, and keeps it.
+// TestColours: each namespace has its own colour while there are enough, and keeps it.
 func TestColours(t *testing.T) {
 	t.Parallel()
 	colours, taken := Colours{}, map[int]string{}

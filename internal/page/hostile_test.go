@@ -37,21 +37,21 @@ func statusOf(text string) status.Status {
 	}
 }
 
-// xidLink is what an XID in a text becomes.
+// xidLink is the link made of an XID in a text.
 var xidLink = regexp.MustCompile(`<a href="` + regexp.QuoteMeta(runbook) + `" rel="noreferrer" target="_blank">(XID \d+)</a>`)
 
 // label is a partition's profile where there is room for it.
 var label = regexp.MustCompile(`<text x="[\d.]+" y="19">[^<]*</text>`)
 
-// markup is the page's tags in their order, without links of XIDs and labels, and the number of its quotation marks.
+// markup lists the page's tags in order, without links of XIDs and labels, and the number of quotation marks.
 func markup(page string) []string {
 	page = label.ReplaceAllString(xidLink.ReplaceAllString(page, "$1"), "")
 	tags := regexp.MustCompile(`</?[a-zA-Z!][^\s>]*`).FindAllString(page, -1)
 	return append(tags, strings.Repeat(`"`, strings.Count(page, `"`)))
 }
 
-// FuzzPage checks that no text, wherever it is shown, changes the page's markup,
-// or has a character in the page that a browser obeys.
+// FuzzPage checks that no text, wherever it is shown, changes the page's markup or adds a character that a
+// browser acts on.
 func FuzzPage(f *testing.F) {
 	for _, text := range []string{"", "plain", "XID 79, XID 7x", `"><script>alert(1)</script>`, "javascript:x", "{{.}}", "</style></title><!--", "&lt;&#60;", "\x1b[31m", "\u202e\u2066", "\xff\xfe", "a\x00b", "'`=<>/", "+ADw-script+AD4-"} {
 		f.Add(text)

@@ -118,8 +118,7 @@ func TestPageShowsTheNode(t *testing.T) {
 	}
 }
 
-// TestPageSaysWhyTheProfileIsNotKnown checks that one which has not been read yet
-// is not called refused.
+// TestPageSaysWhyTheProfileIsNotKnown checks that a profile that was not read yet is not shown as refused.
 func TestPageSaysWhyTheProfileIsNotKnown(t *testing.T) {
 	t.Parallel()
 	body := drawn(t, status.Status{Profile: status.Profile{State: nodereport.ProfilePending, Error: "node n1: not known yet"}}, time.Now())
@@ -138,8 +137,7 @@ func TestPageOfAnEmptyNode(t *testing.T) {
 	}
 }
 
-// TestPageEscapes checks that nothing which comes from outside is markup, whatever
-// place it is shown at.
+// TestPageEscapes checks that no external text is markup, wherever it is shown.
 func TestPageEscapes(t *testing.T) {
 	t.Parallel()
 	const evil = `"><script>alert(1)</script><img src=x onerror=y>'</style></title>{{.}}`
@@ -171,8 +169,8 @@ func TestPageEscapes(t *testing.T) {
 	}
 }
 
-// TestPageLoadsNothing checks that the page needs no other file than its own, has neither script nor
-// style inside, and tells the browser so.
+// TestPageLoadsNothing checks that the page needs only its own files, has neither inline script nor style, and
+// forbids others by its headers.
 func TestPageLoadsNothing(t *testing.T) {
 	t.Parallel()
 	mux := http.NewServeMux()
@@ -237,7 +235,7 @@ func TestRunbook(t *testing.T) {
 	}
 }
 
-// TestWords: no value that programs know by one word is shown as that word if it is none of people's.
+// TestWords: constants are shown in plain words.
 func TestWords(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[any]string{
@@ -329,8 +327,7 @@ func TestBusiestFirst(t *testing.T) {
 	}
 }
 
-// TestPageSaysOnce checks that what is wrong with the profile is not said again as
-// a reason for not being ready.
+// TestPageSaysOnce checks that a profile's error is not repeated as a reason for not being ready.
 func TestPageSaysOnce(t *testing.T) {
 	t.Parallel()
 	node := status.Status{Unready: []string{"no profile: p.yaml:3: bad", "no stream"}, Profile: status.Profile{Error: "p.yaml:3: bad"}}
@@ -340,7 +337,7 @@ func TestPageSaysOnce(t *testing.T) {
 	}
 }
 
-// TestLayoutKnowsTheSlots checks that what is known beats what is guessed.
+// TestLayoutKnowsTheSlots checks that known slots are preferred over a guess.
 func TestLayoutKnowsTheSlots(t *testing.T) {
 	t.Parallel()
 	node := status.Status{

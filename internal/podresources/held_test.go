@@ -48,7 +48,7 @@ func TestHeld(t *testing.T) {
 	}
 	n.expectHeld(source, named...)
 
-	// The one connection outlives the kubelet; nobody is named yet.
+	// The one connection outlives the kubelet; no pod is named yet.
 	if err := n.Stop(n.ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -70,14 +70,14 @@ func TestHeld(t *testing.T) {
 	awaitPodResources(t, source)
 	n.expectHeld(source, named...)
 
-	// A pod that is gone is held on to until the kubelet writes again.
+	// A pod that is gone is kept until the kubelet writes again.
 	if err := n.DeletePod("n", "first"); err != nil {
 		t.Fatal(err)
 	}
 	n.expectHeld(source, unnamed[2], named[1], named[2])
 }
 
-// awaitPodResources waits until the connection is there again.
+// awaitPodResources waits until the connection is back.
 func awaitPodResources(t *testing.T, source *Source) {
 	t.Helper()
 	deadline := time.Now().Add(patient)
@@ -170,8 +170,8 @@ func TestHeldFromOneSource(t *testing.T) {
 	}
 }
 
-// TestHeldByClaims checks that containers with GPUs by claims hold them, and go on doing so
-// while PodResources cannot be read or may not know of all pods: no checkpoint has them.
+// TestHeldByClaims checks that containers hold GPUs by claims, even while PodResources cannot be read or does not
+// know all pods, as no checkpoint has them.
 func TestHeldByClaims(t *testing.T) {
 	n := startNode(t, simkubelet.Options{DelayPods: true})
 	ahead := 2 * time.Minute
@@ -229,7 +229,7 @@ func TestHeldByClaims(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitPodResources(t, source)
-	expectClaims("p gpus", "p odd") // The kubelet has not heard of its pods yet.
+	expectClaims("p gpus", "p odd") // The kubelet does not know its pods yet.
 	if err := n.RestorePods(n.ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -295,7 +295,7 @@ func TestApplied(t *testing.T) {
 	expect(both, two)
 	expect(file, two)
 
-	// The kubelet's memory follows a stream's end, its checkpoint does not.
+	// The kubelet's memory follows a stream's end; its checkpoint does not.
 	stop()
 	n.await(func(s simkubelet.Snapshot) bool { return !s.Resources[gpu].Connected })
 	expect(both, map[string][]string{})
@@ -310,9 +310,8 @@ func TestApplied(t *testing.T) {
 	}
 }
 
-// Without PodResources nothing is known of a file half of which is missing.
-// TestUnreadSourceIsNotSilent checks that a source which cannot be read is in Unread at once, and
-// is warned of once and not at each question, until it can be read again.
+// TestUnreadSourceIsNotSilent checks that an unreadable source is in Unread at once, and logged once, not at each
+// question, until it can be read again.
 func TestUnreadSourceIsNotSilent(t *testing.T) {
 	n := startNode(t, simkubelet.Options{})
 	n.offer("a.sock", devices("a")...)
@@ -372,7 +371,7 @@ func TestUnreadSourceIsNotSilent(t *testing.T) {
 	n.expectUnread(source, true)
 	cancelled, cancel := context.WithCancel(n.ctx)
 	cancel()
-	_, _ = source.Held(cancelled) // It has asked nobody.
+	_, _ = source.Held(cancelled) // No call was made.
 	if err := n.Start(n.ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -397,7 +396,7 @@ func (n *node) expectUnread(source *Source, want bool) {
 	}
 }
 
-// says is whether the error has the text; none has the empty one.
+// says reports whether the error has the text; "" means no error.
 func says(err error, text string) bool {
 	return (err == nil) == (text == "") && (err == nil || strings.Contains(err.Error(), text))
 }
@@ -432,8 +431,7 @@ func TestServing(t *testing.T) {
 	is("with a plugin that has nothing healthy", gpu, false)
 }
 
-// GetAllocatableResources shows no device, and waits to be told so where it has
-// somebody to tell that it was called.
+// GetAllocatableResources shows no device. If called is set, it closes called and waits for answer.
 func (s *scripted) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
 	s.calls.Add(1)
 	if s.called != nil {
@@ -443,8 +441,8 @@ func (s *scripted) GetAllocatableResources(context.Context, *api.AllocatableReso
 	return &api.AllocatableResourcesResponse{}, nil
 }
 
-// TestServingIsAskedForAllAtOnce has many resources register at once, as at a
-// start, and many claims: one call each would take its turn for seconds.
+// TestServingIsAskedForAllAtOnce has many resources register at once, as at a start, and many claims: one call
+// each would queue for seconds.
 func TestServingIsAskedForAllAtOnce(t *testing.T) {
 	service, source := serve(t, func(context.Context, int64) (*api.ListPodResourcesResponse, error) {
 		return &api.ListPodResourcesResponse{}, nil
@@ -474,8 +472,7 @@ func TestServingIsAskedForAllAtOnce(t *testing.T) {
 	}
 }
 
-// TestServingBegins checks that a call which the kubelet may have answered already is
-// none that answers a later question.
+// TestServingBegins checks that a call already under way does not answer a later question.
 func TestServingBegins(t *testing.T) {
 	service, source := serve(t, nil)
 	service.called, service.answer = make(chan struct{}), make(chan struct{})
@@ -494,8 +491,8 @@ func TestServingBegins(t *testing.T) {
 	}
 }
 
-// FuzzMerge checks that of whatever the kubelet lists and has in its checkpoint no
-// held device is lost and none is made up, and that the answer is sorted.
+// FuzzMerge checks that for any list and checkpoint, no held device is lost or invented, and that the answer is
+// sorted.
 func FuzzMerge(f *testing.F) {
 	add := func(checkpoint string, pods ...*api.PodResources) {
 		listed, err := proto.Marshal(&api.ListPodResourcesResponse{PodResources: pods})
@@ -515,7 +512,7 @@ func FuzzMerge(f *testing.F) {
 		if proto.Unmarshal(listed, &list) != nil {
 			return
 		}
-		checkpoint, _ := ParseCheckpoint(text) // Without one, it has no entries.
+		checkpoint, _ := ParseCheckpoint(text) // Without a checkpoint there are no entries.
 		held := merge(list.PodResources, checkpoint.Entries)
 		if !slices.IsSortedFunc(held, func(a, b sharing.Allocation) int {
 			return slices.Compare([]string{a.Namespace, a.Pod, a.Container, a.Resource}, []string{b.Namespace, b.Pod, b.Container, b.Resource})

@@ -53,8 +53,7 @@ func (n *node) await(condition func(simkubelet.Snapshot) bool) {
 	}
 }
 
-// source reads the node; the clock is two minutes ahead, so that kubelet.sock
-// is old.
+// source reads the node; its clock is two minutes ahead, so that kubelet.sock is old.
 func (n *node) source(change func(*Options)) *Source {
 	n.t.Helper()
 	options := Options{

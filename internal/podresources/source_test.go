@@ -26,13 +26,12 @@ import (
 // patient is a timeout for a busy machine.
 const patient = 2 * time.Minute
 
-// scripted answers List with a script that is told the number of the call,
-// from 1.
+// scripted answers List with a script that gets the number of the call, from 1.
 type scripted struct {
 	api.UnimplementedPodResourcesListerServer
 	calls  atomic.Int64
 	script func(ctx context.Context, call int64) (*api.ListPodResourcesResponse, error)
-	// called and answer are GetAllocatableResources'; nil for none.
+	// called and answer are for GetAllocatableResources; may be nil.
 	called, answer chan struct{}
 }
 
@@ -110,8 +109,7 @@ func TestCall(t *testing.T) {
 	}
 }
 
-// TestCallTimesOut holds what a caller is told by a kubelet that gives no answer in
-// time. The time is that of a clock for which nobody waits.
+// TestCallTimesOut checks the error if the kubelet gives no answer in time. The time is simulated.
 func TestCallTimesOut(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -169,7 +167,7 @@ func TestOwnRateLimit(t *testing.T) {
 	})
 }
 
-// TestPodsGoFirst has a pod's question answered when background ones have used up their rate.
+// TestPodsGoFirst has a pod's question answered while background questions have used up their rate.
 func TestPodsGoFirst(t *testing.T) {
 	service, source := serve(t, func(context.Context, int64) (*api.ListPodResourcesResponse, error) {
 		return &api.ListPodResourcesResponse{}, nil
@@ -220,10 +218,10 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// crowd is who asks at once in the tests.
+// crowd is the number of concurrent callers in the tests.
 const crowd = 20
 
-// answers asks without end, and holds the answer to be want.
+// answers asks without a deadline, and checks that the answer is want.
 func answers(t *testing.T, s *shared[int], want int, call func(context.Context, func()) (int, error)) {
 	t.Helper()
 	if got, err := s.ask(t.Context(), call); got != want || err != nil {
@@ -260,8 +258,8 @@ func TestSharedByWhoWaits(t *testing.T) {
 	})
 }
 
-// TestSharedIsNoOlderThanTheQuestion asks while a call is under way: one more call
-// is made, after it, for all who ask until that begins.
+// TestSharedIsNoOlderThanTheQuestion asks while a call is under way: one more call follows, for all who ask
+// before it begins.
 func TestSharedIsNoOlderThanTheQuestion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared[int]()
@@ -297,8 +295,8 @@ func TestSharedIsNoOlderThanTheQuestion(t *testing.T) {
 	})
 }
 
-// TestSharedOutlivesTheFirst has the one that makes the call give up: as soon as it
-// may be told, as by the kubelet's limit for a client, or when its time is over.
+// TestSharedOutlivesTheFirst has the caller that makes the call give up: by the kubelet's limit for a client, or
+// when its time is over.
 func TestSharedOutlivesTheFirst(t *testing.T) {
 	for _, row := range []struct {
 		name string
@@ -322,7 +320,7 @@ func TestSharedOutlivesTheFirst(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newShared[int]()
-				s.turn <- struct{}{} // Somebody else's.
+				s.turn <- struct{}{} // As if another caller were calling.
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				var asking sync.WaitGroup
@@ -343,8 +341,7 @@ func TestSharedOutlivesTheFirst(t *testing.T) {
 	}
 }
 
-// TestSharedFails has those who asked together get one error, and the next who
-// asks an answer.
+// TestSharedFails gives one error to all concurrent callers, and an answer to the next.
 func TestSharedFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newShared[int]()
@@ -366,8 +363,7 @@ func TestSharedFails(t *testing.T) {
 	})
 }
 
-// TestSharedWaitEnds has one of those who wait for another's call give up: for its
-// answer, or for it to be over.
+// TestSharedWaitEnds has a caller that waits for another's call give up, before that call begins or after.
 func TestSharedWaitEnds(t *testing.T) {
 	for _, begun := range []bool{false, true} {
 		t.Run(fmt.Sprint("begun ", begun), func(t *testing.T) {

@@ -88,7 +88,7 @@ func (r *rig) ask(path string) {
 	}
 }
 
-// of is the release of the GPU with that index.
+// of is the release of the GPU with this index.
 func (r *rig) of(gpu int) release.Release {
 	for _, of := range r.List() {
 		if of.Index == gpu {
@@ -98,8 +98,8 @@ func (r *rig) of(gpu int) release.Release {
 	return release.Release{}
 }
 
-// TestReleaseAndChangesElsewhere holds that a release and the change of another GPU's MIG layout wait for each other if the
-// driver opens all GPUs at once, and only then.
+// TestReleaseAndChangesElsewhere checks that a release and a change of another GPU's MIG layout wait for each
+// other only if the driver opens all GPUs at once.
 func TestReleaseAndChangesElsewhere(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, "")
@@ -138,7 +138,7 @@ func TestReleaseAndChangesElsewhere(t *testing.T) {
 	})
 }
 
-// TestTakeBackAndResets holds that no GPU is taken back while another one is being reset, and the other way round: a driver
+// TestTakeBackAndResets checks that no GPU is restored while another is being reset, or the reverse: a driver
 // that opens all GPUs at once refuses to reset an open one.
 func TestTakeBackAndResets(t *testing.T) {
 	for _, first := range []string{"the reset", "taking back"} {
@@ -178,14 +178,13 @@ func TestTakeBackAndResets(t *testing.T) {
 	}
 }
 
-// TestTakenBackTogether holds that GPUs whose releases end together are read together, in two sessions at most and
-// not in one for each.
+// TestTakenBackTogether checks that GPUs whose releases end together are read together, in at most two sessions.
 func TestTakenBackTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, "")
 		for _, path := range []string{"release?for=1h&", "restore?"} {
 			before := r.sim.Calls("Init")
-			// Without it the first GPU may be back before the others are asked for.
+			// Without this, the first GPU may be back before the others are requested.
 			r.sim.InjectFault("Init", simnode.Fault{Delay: time.Second})
 			for gpu := range 3 {
 				r.ask(fmt.Sprintf("/gpu/%sgpu=%d", path, gpu))
@@ -203,7 +202,8 @@ func TestTakenBackTogether(t *testing.T) {
 	})
 }
 
-// TestNoResetAsAPauseBegins holds that a reset which waits for another GPU waits for a pause as well that begins then.
+// TestNoResetAsAPauseBegins checks that a reset that waits for another GPU also waits for a pause that begins
+// meanwhile.
 func TestNoResetAsAPauseBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, "")

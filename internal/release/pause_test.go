@@ -37,8 +37,8 @@ func (k *kept) Save(list []release.Release) error {
 	return nil
 }
 
-// TestSecondPauseWithoutDriver holds that a pause closes the driver also when the GPUs of the one before could not be taken
-// back yet, because no driver is loaded.
+// TestSecondPauseWithoutDriver checks that a pause closes the driver even if the GPUs of the previous pause are
+// not restored yet, because no driver is loaded.
 func TestSecondPauseWithoutDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim, err := simnode.New("a30x4")

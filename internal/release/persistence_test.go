@@ -46,7 +46,7 @@ func (m *machine) Save(list []PersistenceOff) error {
 	return m.full
 }
 
-// oldReleases are those that a run has kept; none.
+// oldReleases is a store without releases from an earlier run.
 type oldReleases struct{}
 
 func (oldReleases) Load() ([]Release, error)       { return nil, nil }
@@ -62,7 +62,7 @@ func (oldReleases) Release(context.Context, string) (int, error) {
 }
 func (oldReleases) Restore(context.Context, string, bool) error { return nil }
 
-// manager is that of a run on the machine since the boot of that name.
+// manager is the manager of a run in this boot of the machine.
 func (m *machine) manager(boot string) *Manager {
 	return New(Options{
 		Driver: Driver{
@@ -110,7 +110,7 @@ func TestResetBesidePersistence(t *testing.T) {
 		name, world  string
 		full, unread error
 		calls, says  string
-		// wasReset says that it was, off that the mode is not on again.
+		// wasReset: it was reset; off: persistence mode is not on again.
 		wasReset, off bool
 	}{
 		{"without persistence mode", "", nil, nil, "reset", "", true, true},
@@ -140,8 +140,8 @@ func TestResetBesidePersistence(t *testing.T) {
 	}
 }
 
-// TestKilledInAReset holds that the mode is on again in the next run, wherever the program was killed, unless the machine
-// was booted meanwhile.
+// TestKilledInAReset checks that persistence mode is on again in the next run, wherever the program was killed,
+// unless the machine was rebooted.
 func TestKilledInAReset(t *testing.T) {
 	t.Parallel()
 	const calls = 8

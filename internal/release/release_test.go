@@ -8,7 +8,7 @@ import (
 	"github.com/virgate/virgate/internal/nodereport"
 )
 
-// TestTryPause holds that what does not succeed is tried less and less often, but is.
+// TestTryPause checks that failures are retried less and less often, but forever.
 func TestTryPause(t *testing.T) {
 	t.Parallel()
 	for failures, want := range map[int]time.Duration{
@@ -24,7 +24,7 @@ func TestTryPause(t *testing.T) {
 	}
 }
 
-// TestMIGResets holds which GPUs may be reset for their MIG mode, and when.
+// TestMIGResets checks which GPUs may be reset for their MIG mode, and when.
 func TestMIGResets(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

@@ -25,7 +25,7 @@ func names(count int) (list []string) {
 
 var spec = Spec{To: "new", Selector: "pool=a", MaxUnavailable: "2", Timeout: 10 * time.Minute}
 
-// start begins a rollout, which is driven by whoever has the holder's name.
+// start begins a rollout; Drive with the holder's name continues it.
 func start(t *testing.T, c *Client, s Spec) *Rollout {
 	t.Helper()
 	r, err := c.Start(t.Context(), s)
@@ -54,8 +54,8 @@ func find(t *testing.T, c *Client, id string) *Rollout {
 	return r
 }
 
-// TestDrive: all nodes get the profile, no more than two at once, and lose it again; what others
-// wrote stays, and a second rollout takes the first one's place.
+// TestDrive: all nodes get the profile, at most two at once, and lose it again. Other labels and annotations
+// stay, and a second rollout takes the first one's place.
 func TestDrive(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(7)...)
@@ -111,8 +111,8 @@ func TestLayout(t *testing.T) {
 	expect(t, a, "old", names(3)...)
 }
 
-// TestStop: at the first node that refuses no other gets a label; going on without it ends well, and
-// an undo reaches it too.
+// TestStop: after the first node that refuses, no other gets a label. The rollout can go on without it, and an
+// undo reaches it too.
 func TestStop(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(6)...)
@@ -120,7 +120,7 @@ func TestStop(t *testing.T) {
 		switch {
 		case n.Name == "n02" && n.Labels[label] == "new":
 			refuse(n, label)
-		case n.Name != "n03": // That one says nothing, and is not done meanwhile.
+		case n.Name != "n03": // n03 reports nothing, so it is not done meanwhile.
 			obey(n, label)
 		}
 	}
@@ -145,7 +145,7 @@ func TestStop(t *testing.T) {
 	expect(t, a, "old", names(6)...)
 }
 
-// TestForeignLabel: what somebody else has set is never overwritten, forwards or backwards.
+// TestForeignLabel: a label that someone else has set is never overwritten, forwards or backwards.
 func TestForeignLabel(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -170,7 +170,7 @@ func TestForeignLabel(t *testing.T) {
 	expect(t, a, "old", "n00", "n02")
 }
 
-// TestTwoRollouts: a node is part of one rollout only; who comes second gives back what it has.
+// TestTwoRollouts: a node is part of one rollout only. The second rollout releases the nodes it has claimed.
 func TestTwoRollouts(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(5)...)
@@ -186,8 +186,8 @@ func TestTwoRollouts(t *testing.T) {
 	}
 }
 
-// TestTwoStarts: of two that want the same nodes at once the one that was first gets them, and
-// nothing is left of the other, whichever of them looks first.
+// TestTwoStarts: if two rollouts want the same nodes at once, the first gets them, and nothing is left of the
+// other, whichever looks first.
 func TestTwoStarts(t *testing.T) {
 	t.Parallel()
 	for _, moment := range []string{"before the plan is written", "before it runs"} {
@@ -225,8 +225,8 @@ func TestTwoStarts(t *testing.T) {
 	}
 }
 
-// TestTwoClaims: of two plans that are both written, and run neither, the earlier one gets the nodes, in
-// whatever order they look at each other.
+// TestTwoClaims: of two written plans that do not run yet, the earlier one gets the nodes, in whatever order they
+// look at each other.
 func TestTwoClaims(t *testing.T) {
 	t.Parallel()
 	for _, first := range []string{"alice", "bob"} {
@@ -260,8 +260,8 @@ func TestTwoClaims(t *testing.T) {
 	}
 }
 
-// TestEndedGivesNodes: a rollout that has ended loses the nodes that another one begins with, and an undo of
-// it does not reach them; one that is being undone keeps them.
+// TestEndedGivesNodes: an ended rollout loses its nodes to a new one, and its undo does not reach them. A rollout
+// that is being undone keeps them.
 func TestEndedGivesNodes(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -275,7 +275,7 @@ func TestEndedGivesNodes(t *testing.T) {
 	var once atomic.Bool
 	bob := a.client("bob")
 	a.intercept(func(name, body string) bool {
-		if name == planName+first.ID && !once.Swap(true) { // Somebody undoes it when its node is being taken.
+		if name == planName+first.ID && !once.Swap(true) { // Someone undoes the rollout while its node is being taken.
 			a.editState(first.ID, func(s *State) { s.Phase = TakingBack })
 		}
 		return true
@@ -294,13 +294,13 @@ func TestEndedGivesNodes(t *testing.T) {
 	expect(t, a, "new", "n03")
 }
 
-// TestTwoDrivers: who drives a rollout is not disturbed by another one, and once dead is replaced.
+// TestTwoDrivers: a second driver does not disturb a live one, and replaces a dead one.
 func TestTwoDrivers(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
 	a.follow = nil
 	alice, bob := a.client("alice"), a.client("bob")
-	alice.lease, bob.outwait = time.Second, patience // She says often that she lives, and he has time.
+	alice.lease, bob.outwait = time.Second, patience // Alice renews often, and Bob waits long enough.
 	r := start(t, alice, spec)
 	driving, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -333,7 +333,7 @@ func TestTwoDrivers(t *testing.T) {
 	}
 }
 
-// TestPause: a pause from elsewhere ends the driver, and what is under way goes on by itself.
+// TestPause: a pause by another client ends the driver, and nodes under way go on by themselves.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -356,8 +356,8 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestNodesGone: nodes that are deleted are no part of it any more, be it all of them; and a rollout that
-// is forgotten by somebody else ends its driver.
+// TestNodesGone: deleted nodes are no longer part of the rollout, even if all are deleted. A rollout that someone
+// else forgets ends its driver.
 func TestNodesGone(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -394,7 +394,7 @@ func TestNodesGone(t *testing.T) {
 	}
 }
 
-// TestForgottenWhileDriven: who drives a rollout whose ConfigMap is deleted ends, and sets nothing more.
+// TestForgottenWhileDriven: deleting a rollout's ConfigMap ends its driver, and no more labels are set.
 func TestForgottenWhileDriven(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -413,8 +413,7 @@ func TestForgottenWhileDriven(t *testing.T) {
 	expect(t, a, "old", "n02", "n03")
 }
 
-// TestTroubles: answers that are lost, refused or in conflict with other writes change nothing of
-// the result.
+// TestTroubles: lost or refused answers and conflicting writes do not change the result.
 func TestTroubles(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(6)...)
@@ -444,7 +443,7 @@ func TestTroubles(t *testing.T) {
 	expect(t, a, "old", names(6)...)
 }
 
-// TestUnready: nodes that cannot follow are no part of it, and only if that is asked for.
+// TestUnready: nodes that cannot follow are left out, but only on request.
 func TestUnready(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(3)...)
@@ -461,7 +460,7 @@ func TestUnready(t *testing.T) {
 	}
 }
 
-// TestKilledClaiming: what a start left that was killed can only be given back.
+// TestKilledClaiming: a rollout whose start was killed can only be undone.
 func TestKilledClaiming(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(3)...)
@@ -493,8 +492,8 @@ func TestKilledClaiming(t *testing.T) {
 	}
 }
 
-// TestKilled: a driver that is killed before any of its writes, from the first claim on, is replaced by
-// another one, which gives all nodes what they should have, and, killed again, back what they had.
+// TestKilled kills a driver before each of its writes, from the first claim on. Another driver gives all nodes
+// the new profile and, after another kill, undoes it.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	kill := func(a *api, writes int64) (survived func() bool) {
@@ -542,8 +541,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestLeaseTaken: of two that go on at once one is refused, be the other one faster by a moment when the
-// lease is taken or when it is renewed.
+// TestLeaseTaken: if two resume at once, one is refused, whether the other is faster in taking the lease or in
+// renewing it.
 func TestLeaseTaken(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"when it is taken", "when it is renewed"} {
@@ -558,7 +557,7 @@ func TestLeaseTaken(t *testing.T) {
 			if !strings.Contains(body, `"holder":"bob"`) {
 				return true
 			}
-			// First it is taken, then the phase is written, and then it is renewed.
+			// First the lease is taken, then the phase is written, and then the lease is renewed.
 			if call := taken.Add(1); call == 1 && at == "when it is taken" || call == 3 && at == "when it is renewed" {
 				a.editState(r.ID, func(s *State) { s.Phase, s.Holder = Running, "carol" })
 			}

@@ -24,15 +24,15 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// patience is how long a test waits for what should come: the machine may be busy.
+// patience is how long a test waits; the machine may be busy.
 const patience = await.Patience
 
-// event is one of a watch.
+// event is a watch event.
 type event struct {
 	Type   string `json:"type"`
 	Object any    `json:"object"`
 	at     int
-	// path is that of the list that has the object, name the object's.
+	// path is the path of the object's list, name the object's name.
 	path, name string
 }
 
@@ -41,19 +41,18 @@ const namespace = "virgate"
 
 const nodesPath, configMapsPath = "/api/v1/nodes", "/api/v1/namespaces/" + namespace + "/configmaps"
 
-// api is an API server with Nodes, and with the ConfigMaps of a namespace. It refuses a patch of another
-// version than the object has, tells those that watch, and has the nodes do what follow says when
-// their label changes.
+// api is an API server with Nodes and the ConfigMaps of one namespace. It refuses a patch of an outdated version,
+// sends watch events, and calls follow when a Node's label changes.
 type api struct {
 	t   testing.TB
 	url string
-	// before is called before something is written, with its name and the body; false answers with
-	// refusal. After a write, lost says that its answer is not sent. Both may be nil.
+	// before is called before each write, with the object's name and the body; on false, the request gets the status
+	// refusal. lost, called after a write, drops the response. Both may be nil.
 	before  func(name string, body string) bool
 	refusal int
 	lost    func(name string, body string) bool
-	// follow is called, once a patch is made, with each Node whose label of that name has changed;
-	// what it changes is a write of its own. Nil leaves them silent.
+	// follow is called after a patch for each Node whose label of that name has changed; its changes are a separate
+	// write. With nil, nodes do not react.
 	follow func(n *corev1.Node, label string)
 
 	mutex      sync.Mutex
@@ -67,7 +66,7 @@ type api struct {
 	labelled []string
 }
 
-// startNodes are Nodes that have the profile old, and say so.
+// startNodes are Nodes that have, and report, the profile old.
 func startNodes(names ...string) map[string]corev1.Node {
 	nodes := map[string]corev1.Node{}
 	for _, name := range names {
@@ -104,7 +103,7 @@ func quantities(count int64) corev1.ResourceList {
 	return corev1.ResourceList{"nvidia.com/gpu": *resource.NewQuantity(count, resource.DecimalSI)}
 }
 
-// obey has the node apply its profile at once, and say so.
+// obey has the node apply its profile at once, and report it.
 func obey(n *corev1.Node, label string) {
 	if label == LayoutLabel {
 		n.Labels[nodestatus.MIGStateLabel] = "success"
@@ -121,7 +120,7 @@ func beat(n *corev1.Node) {
 	c.LastHeartbeatTime = metav1.Time{Time: c.LastHeartbeatTime.Add(time.Minute)}
 }
 
-// refuse has the node keep its profile, and say so.
+// refuse has the node keep its profile, and report that.
 func refuse(n *corev1.Node, _ string) {
 	n.Labels[nodestatus.StateLabel] = "rejected"
 	n.Status.Conditions[1].Reason, n.Status.Conditions[1].Message = "ProfileRejected", "there is no such profile"
@@ -137,7 +136,7 @@ func (a *api) client(holder string) *Client {
 	return c
 }
 
-// put keeps the Node as a new version and tells of it; the caller has the mutex.
+// put stores the Node as a new version and sends an event; the caller holds the mutex.
 func (a *api) put(n corev1.Node, kind string) corev1.Node {
 	a.version++
 	n.ResourceVersion = strconv.Itoa(a.version)
@@ -167,7 +166,7 @@ func (a *api) keep(object corev1.ConfigMap, kind string) corev1.ConfigMap {
 	return object
 }
 
-// touch makes a new version of the object, as somebody else's write would.
+// touch makes a new version of the object, like a write by another client.
 func (a *api) touch(name string) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -181,7 +180,7 @@ func (a *api) touch(name string) {
 	}
 }
 
-// editState changes what the rollout does as somebody else would.
+// editState changes the rollout's state, like another client.
 func (a *api) editState(id string, change func(s *State)) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -197,7 +196,7 @@ func (a *api) editState(id string, change func(s *State)) {
 	a.keep(object, "MODIFIED")
 }
 
-// edit changes a Node as somebody else would.
+// edit changes a Node, like another client.
 func (a *api) edit(name string, change func(n *corev1.Node)) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -207,21 +206,21 @@ func (a *api) edit(name string, change func(n *corev1.Node)) {
 	a.put(n, "MODIFIED")
 }
 
-// node is the Node as it is now.
+// node is the current Node.
 func (a *api) node(name string) corev1.Node {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	return a.nodes[name]
 }
 
-// intercept has before called for each patch from now on; nil for none.
+// intercept has before called for each patch from now on; nil disables it.
 func (a *api) intercept(before func(node, body string) bool) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.before = before
 }
 
-// behave has nodes follow in that way from now on.
+// behave has nodes follow like this from now on.
 func (a *api) behave(follow func(n *corev1.Node, label string)) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -240,7 +239,7 @@ func (a *api) remove(name string) {
 	a.put(a.nodes[name], "DELETED")
 }
 
-// labels are those of that name, by node: "" without one.
+// labels are the label's values by node; "" without one.
 func (a *api) labels(name string) map[string]string {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -359,7 +358,7 @@ func (a *api) read(w http.ResponseWriter, r *http.Request, path, name string) {
 	_ = json.NewEncoder(w).Encode(list)
 }
 
-// asked says that the field selector names the object.
+// asked reports whether the field selector names the object.
 func asked(r *http.Request, name string) bool {
 	return r.URL.Query().Get("fieldSelector") == "metadata.name="+name
 }

@@ -87,7 +87,7 @@ func TestLowestIsThatOfAllMoments(t *testing.T) {
 	}
 }
 
-// TestForecast: the nodes are asked of the label and value that they would get, and nothing is written.
+// TestForecast: the nodes forecast the label and value that they would get, and nothing is written.
 func TestForecast(t *testing.T) {
 	a := startAPI(t, "n1", "n2", "n3", "n4", "n5")
 	a.edit("n4", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse })
@@ -125,7 +125,7 @@ func TestForecast(t *testing.T) {
 	if diff := cmp.Diff(want, f); diff != "" || asked != ProfileLabel+"=new n1 n2 n3 n5" || len(f.Unfit()) != 1 {
 		t.Errorf("(-want +got):\n%s asked %q", diff, asked)
 	}
-	// Whoever makes the layouts knows what becomes of them.
+	// Only the program that makes the layouts can forecast their result.
 	spec.MIG = true
 	if f, err = c.Forecast(t.Context(), spec, ask); err != nil || f.Nodes[3].Unknown != "mig-manager does it" || f.Nodes[3].Resources != nil || !strings.HasPrefix(asked, LayoutLabel+"=new ") {
 		t.Errorf("%+v (%v), asked %q", f, err, asked)
@@ -136,7 +136,7 @@ func TestForecast(t *testing.T) {
 	}); !errors.Is(err, failure) {
 		t.Error(err)
 	}
-	// A node of another rollout is in the way, as of a start.
+	// A node of another rollout blocks it, like a start.
 	a.intercept(nil)
 	if _, err := c.Start(t.Context(), spec); err != nil {
 		t.Fatal(err)

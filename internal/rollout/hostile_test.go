@@ -13,8 +13,7 @@ import (
 	"github.com/virgate/virgate/internal/nodestatus"
 )
 
-// foreignRecords are what a node may write of a rollout to itself: as if it were its own, or one
-// that it knows nothing of.
+// foreignRecords are records that a node may write about a rollout to itself, its own or an unknown one.
 func foreignRecords(id string) []string {
 	records := []string{"", "{", "[]", "null", `"x"`, strings.Repeat("x", 100_000)}
 	for _, state := range append(NodeStates(), "elsewhere", "") {
@@ -25,7 +24,7 @@ func foreignRecords(id string) []string {
 	return records
 }
 
-// TestForeignRecords: what is not of the form is none, and a reason is one line.
+// TestForeignRecords checks that an annotation in another format is ignored, and that a reason becomes one line.
 func TestForeignRecords(t *testing.T) {
 	known := 0
 	for _, record := range foreignRecords("r") {
@@ -45,8 +44,8 @@ func TestForeignRecords(t *testing.T) {
 	}
 }
 
-// TestNodeOutside: a node that is not part of a rollout cannot change it, whatever it writes to
-// itself, and does not become part of it.
+// TestNodeOutside: a node outside a rollout cannot change it, whatever it writes to itself, and does not become
+// part of it.
 func TestNodeOutside(t *testing.T) {
 	t.Parallel()
 	for _, phase := range []Phase{Running, Paused, Stopped, Finished, TakingBack, TakenBack} {
@@ -92,7 +91,7 @@ func TestNodeOutside(t *testing.T) {
 	}
 }
 
-// TestNodeInventsRollout: nothing that nodes write is a rollout, or keeps one from beginning.
+// TestNodeInventsRollout: nothing that nodes write makes a rollout, or prevents one.
 func TestNodeInventsRollout(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(3)...)
@@ -116,9 +115,8 @@ func TestNodeInventsRollout(t *testing.T) {
 	expect(t, a, "new", names(3)...)
 }
 
-// hostile plays rollouts in which n01, a node in the middle, has that written to it at each moment,
-// whatever the driver writes there. It fails where another node gets a label that it should not, or
-// at a time when it should not.
+// hostile plays rollouts in which n01, a node in the middle, overwrites itself at each moment, whatever the
+// driver writes there. It fails if another node gets a wrong label, or gets one at the wrong time.
 type hostile struct {
 	t     testing.TB
 	name  string
@@ -157,7 +155,7 @@ func newHostile(t testing.TB, name string, write func(n *corev1.Node, now time.T
 	return h
 }
 
-// is is the rollout as a driver sees it.
+// is is the driver's view of the rollout.
 func (h *hostile) is() *Rollout {
 	evil := h.nodes["n01"]
 	evil = *evil.DeepCopy()
@@ -170,7 +168,7 @@ func (h *hostile) is() *Rollout {
 	return h.plan.join(nodes)
 }
 
-// step is what a driver does, and an honest node does at once.
+// step is a driver's step. Honest nodes follow at once.
 func (h *hostile) step(undoNow bool) {
 	r := h.is()
 	before := fmt.Sprintf("%+v %+v", r.Params, h.plan)
@@ -205,7 +203,7 @@ func (h *hostile) step(undoNow bool) {
 	h.now = h.now.Add(10 * time.Second)
 }
 
-// honest checks what is written to an honest node, which follows.
+// honest checks a write to an honest node, and has it follow.
 func (h *hostile) honest(r *Rollout, w Write, n *corev1.Node) {
 	if !w.SetLabel {
 		if slices.Contains([]NodeState{Failed, Skipped, Left}, w.Record.State) {
@@ -236,7 +234,7 @@ func (h *hostile) honest(r *Rollout, w Write, n *corev1.Node) {
 	obey(n, ProfileLabel)
 }
 
-// play runs to the pause, to the end, and back, each for half an hour at most, and at last back at once.
+// play runs to the pause, to the end, and back, each for at most half an hour, and then undoes at once.
 func (h *hostile) play() {
 	const steps = 180
 	run := func(now bool) {
@@ -266,7 +264,7 @@ func (h *hostile) play() {
 	h.plan.Phase = TakingBack
 	run(false)
 	h.plan.Phase = TakingBack
-	run(true) // This one nobody can hold up.
+	run(true) // No node can delay an undo at once.
 	for name, n := range h.nodes {
 		if name != "n01" && n.Labels[ProfileLabel] != "old" {
 			h.t.Fatalf("%s: %s has %s after the undo", h.name, name, n.Labels[ProfileLabel])
@@ -274,9 +272,9 @@ func (h *hostile) play() {
 	}
 }
 
-// TestNodeInside: a node that is part of a rollout can stop it, by what it says of itself, and can
-// neither change another node, nor have more of them under way, nor have it go on after a stop or
-// past a pause; and an undo that waits for nobody reaches all others.
+// TestNodeInside: a node that is part of a rollout can stop it by its reports. It cannot change another node,
+// have more under way, or have the rollout go on after a stop or past a pause. An undo at once reaches all
+// others.
 func TestNodeInside(t *testing.T) {
 	t.Parallel()
 	writes := map[string]func(n *corev1.Node, now time.Time){
@@ -328,7 +326,7 @@ func TestNodeInside(t *testing.T) {
 	}
 }
 
-// FuzzHostileNode has a node write anything that it can at two moments in turn.
+// FuzzHostileNode has a node alternate between two arbitrary contents.
 func FuzzHostileNode(f *testing.F) {
 	for _, record := range foreignRecords("r") {
 		f.Add(record, `{"rollout":"r","place":"done","set":true}`, "rejected", "theirs", "new", "False", int64(4))

@@ -15,33 +15,33 @@ import (
 	"github.com/virgate/virgate/internal/cluster"
 )
 
-// behaviour is what a node of the model does when it sees another label.
+// behaviour is a model node's reaction to another label.
 type behaviour int
 
 const (
 	follows behaviour = iota
 	refusesNew
 	silent
-	breaks    // It follows, and a GPU fails afterwards.
-	loses     // It follows, and nobody listens to its resources afterwards.
-	relabeled // Somebody changes its label after a while.
+	breaks    // It follows, and then a GPU fails.
+	loses     // It follows, and then the kubelet does not use its resources.
+	relabeled // Its label is changed by someone else after a while.
 	deleted
 	dark // It is not ready for a while.
 )
 
-// modelNode is a Node as the API server has it, with what goes on behind it.
+// modelNode is a Node in the API server, with the node's real state.
 type modelNode struct {
 	Node
 	behaviour behaviour
 	version   int
 	began     *string // The label before the rollout.
-	// sees is when the node sees its label as it is, and seen what it has seen.
+	// sees is when the node will see its current label; seen is the label it saw last.
 	sees time.Time
 	seen string
-	// force is the profile that it really has, and rejects that it really refuses what it has seen.
+	// force is the profile really in force; rejects: it rejects the label it saw.
 	force   string
 	rejects bool
-	// metadata and condition are when what is true is written.
+	// metadata and condition are when the node will next report its real state in them.
 	metadata, condition time.Time
 	trouble             time.Time
 	foreign             bool
@@ -60,7 +60,7 @@ type model struct {
 
 const fallback = "default"
 
-// failf ends the test: what a model does after its first mistake means nothing.
+// failf ends the test, as anything after a model's first mistake means nothing.
 func (m *model) failf(format string, arguments ...any) {
 	m.t.Helper()
 	m.t.Fatalf("seed %d: %s", m.seed, fmt.Sprintf(format, arguments...))
@@ -87,7 +87,7 @@ func newModel(t *testing.T, seed uint64) *model {
 		}
 		n.seen, n.force, n.rejects = from, from, from == "bad"
 		if from == "" || n.rejects {
-			n.force = []string{fallback, "new"}[m.random.IntN(2)] // What it had before the bad one.
+			n.force = []string{fallback, "new"}[m.random.IntN(2)] // The profile in force before the bad one.
 			if from == "" {
 				n.force = fallback
 			}
@@ -133,7 +133,7 @@ func (m *model) writeCondition(n *modelNode) {
 	n.condition = time.Time{}
 }
 
-// pass lets time pass: nodes see labels, switch, and say so when they come to it.
+// pass lets time pass: nodes see labels, switch, and report with a delay.
 func (m *model) pass(long time.Duration) {
 	for end := m.now.Add(long); m.now.Before(end); m.now = m.now.Add(200 * time.Millisecond) {
 		for _, name := range slices.Sorted(maps.Keys(m.nodes)) {
@@ -202,7 +202,7 @@ func (m *model) underWay() (count int) {
 	return count
 }
 
-// step is what a driver does, until it is killed at some write; some of them see old Nodes.
+// step is a driver's step. The driver may be killed at a write, or see old Nodes.
 func (m *model) step(atOnce bool) {
 	view := m.rollout()
 	if m.random.IntN(5) == 0 {
@@ -243,7 +243,7 @@ func (m *model) step(atOnce bool) {
 	}
 }
 
-// check says what no write may do.
+// check fails the test if a write is not allowed.
 func (m *model) check(n *modelNode, w Write) {
 	is := n.label(ProfileLabel)
 	if w.SetLabel && n.foreign && is != nil && *is == "foreign" {
@@ -268,9 +268,9 @@ func (m *model) check(n *modelNode, w Write) {
 	}
 }
 
-// TestModel: whatever nodes do, and wherever a driver is killed, no more nodes are under way than may
-// be, no node is believed what it reported before, none gets a label once one has failed; and undo
-// puts every label back that is the rollout's own.
+// TestModel: whatever nodes do, and wherever a driver is killed, at most Max nodes are under way, reports from
+// before the label was set are ignored, and no node gets a label once one has failed. An undo restores every
+// label that the rollout has set.
 func TestModel(t *testing.T) {
 	ends := map[Phase]int{}
 	for seed := range uint64(1000) {
@@ -320,7 +320,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestJudge holds a node's next state by what it reports.
+// TestJudge checks a node's next state for each report.
 func TestJudge(t *testing.T) {
 	now := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	old, to := "old", "new"

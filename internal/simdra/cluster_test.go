@@ -11,8 +11,8 @@ import (
 
 type capacities = map[resourceapi.QualifiedName]resource.Quantity
 
-// TestAllocate holds what the scheduler gives away, one claim after the other, of a shared device, of
-// two that exclude each other, and of one with a taint.
+// TestAllocate allocates claims one after another: of a shared device, of two that exclude each other, and of one
+// with a taint.
 func TestAllocate(t *testing.T) {
 	api, err := NewAPI(t.Context(), "driver", "node", t.Errorf)
 	if err != nil {

@@ -260,7 +260,7 @@ func TestInitContainerDevicesAreReused(t *testing.T) {
 	}
 	want := map[string][]string{
 		"init":   {"a"},
-		"init2":  {"a", "b"}, // what init had, and another
+		"init2":  {"a", "b"}, // init's device and another
 		"main":   {"a", "b"}, // all reused: the plugin is not asked
 		"second": {"c"},
 	}

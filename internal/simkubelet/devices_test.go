@@ -113,7 +113,7 @@ func TestUnitInTwoResources(t *testing.T) {
 	sliced.send(healthy("g2::0", "g2::1", "g0::0", "g0::1")...)
 	r.expectViolation(gpu, shared, ": g0")
 
-	// Also while a pod holds the unit.
+	// The same while a pod holds the unit.
 	whole.send(append(unhealthy("g0"), healthy("g1")...)...)
 	status := r.add(oneContainer("pod", 1))
 	if got := status.Containers[0].Devices(gpu)[0]; got != "g1" {
@@ -126,7 +126,7 @@ func TestUnitInTwoResources(t *testing.T) {
 func TestUnitAloneAndShared(t *testing.T) {
 	r := startRig(t, Options{})
 	p := r.startPlugin(gpu, "1.sock", healthy("g0", "g1")...)
-	p.send(healthy("g0", "g0::1", "g1")...) // Time-slices, the first of which was the whole.
+	p.send(healthy("g0", "g0::1", "g1")...) // Time-slices; the first one was the whole GPU.
 	p.send(append(healthy("g0::0of2", "g0::1of2", "g1"), unhealthy("g0", "g0::1")...)...)
 	p.send(append(healthy("g0::0of2", "g0::1of2", "g1::0of2"), unhealthy("g0", "g0::1", "g1")...)...)
 	p.send(append(healthy("g0::0of2", "g0::1of2", "g1::0of2", "g0", "g1"), unhealthy("g0::1")...)...)

@@ -113,8 +113,8 @@ func TestPodResources(t *testing.T) {
 	}
 }
 
-// TestClaims checks that claims are shown as the kubelet shows them: each device with the
-// CDI entries of its driver's devices before it, and none of a container that has ended.
+// TestClaims checks that claims are shown as by the kubelet: each device has the CDI entries of its driver's
+// devices before it, and a container that has ended has none.
 func TestClaims(t *testing.T) {
 	r := startRig(t, Options{})
 	claims := []Claim{{Name: "c", Devices: []ClaimDevice{

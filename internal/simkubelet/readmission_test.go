@@ -92,8 +92,7 @@ func sameResponse(a, b *api.ContainerAllocateResponse) bool { return a.String() 
 func TestReboot(t *testing.T) {
 	for _, row := range []struct {
 		name string
-		// list is what the plugin offers before the pods come back, nil for
-		// nothing.
+		// list is the plugin's offer before the pods come back, nil for none.
 		list []*api.Device
 		want string
 	}{

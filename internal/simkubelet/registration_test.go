@@ -105,8 +105,8 @@ func TestStartRemovesSocketsOnly(t *testing.T) {
 	}
 }
 
-// TestHooks: what Options.OnRegister answers is the answer, and Options.OnRead is called
-// before each list and before a stream's end is noticed.
+// TestHooks: Register returns the result of Options.OnRegister, and Options.OnRead is called before each list and
+// before a stream's end is noticed.
 func TestHooks(t *testing.T) {
 	var calls atomic.Int32
 	reads := make(chan struct{})
@@ -204,7 +204,7 @@ func TestStopDuringRegister(t *testing.T) {
 	}
 }
 
-// The results are those of the real kubelet, 1.36.3.
+// The results are from the real kubelet, 1.36.3.
 func TestResourceNames(t *testing.T) {
 	for name, ok := range map[string]bool{
 		"nvidia.com/gpu":                true,

@@ -165,8 +165,8 @@ func TestInjectFault(t *testing.T) {
 	})
 }
 
-// TestOldHandles checks that handles from before a reset are GPU_IS_LOST, and that
-// those of destroyed partitions are invalid.
+// TestOldHandles checks that handles from before a reset are GPU_IS_LOST, and that handles of destroyed
+// partitions are invalid.
 func TestOldHandles(t *testing.T) {
 	node := open(t, "h200+all-1g.35gb")
 	gpu, err := node.DeviceGetHandleByIndex(0)

@@ -41,8 +41,8 @@ func TestDoProcessTwice(t *testing.T) {
 	}
 }
 
-// TestAddAgain checks that a lost GPU that was removed is as good as new when it is
-// added again, and that the number of GPUs is limited.
+// TestAddAgain checks that a lost GPU is as good as new when it is removed and added again, and that the number
+// of GPUs is limited.
 func TestAddAgain(t *testing.T) {
 	node := open(t, "t4")
 	must(t, node.Lose(0))
@@ -67,8 +67,8 @@ func TestAddAgain(t *testing.T) {
 	}
 }
 
-// TestDriverSettings holds who may set time slice and compute mode, on which GPUs, what a mode
-// does to processes, and what takes both back.
+// TestDriverSettings checks who may set time slice and compute mode, on which GPUs, how a mode affects processes,
+// and what resets both.
 func TestDriverSettings(t *testing.T) {
 	open := func(world string) (*simnode.Node, nvml.Device, nvml.Device) {
 		node, err := simnode.New("mixed") // GPU 0 is whole, GPU 2 partitioned.
@@ -132,7 +132,7 @@ func TestDriverSettings(t *testing.T) {
 	}
 }
 
-// TestEnergyAndErrors checks what a GPU counts since the driver was loaded, and in its life.
+// TestEnergyAndErrors checks a GPU's counters since the driver was loaded, and over its life.
 func TestEnergyAndErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := open(t, "t4")

@@ -68,8 +68,7 @@ func TestTopology(t *testing.T) {
 	}
 }
 
-// TestRepair checks that a GPU reports a repair in the way of its architecture, and
-// that a reset does it.
+// TestRepair checks that a GPU reports a repair like its architecture does, and that a reset completes it.
 func TestRepair(t *testing.T) {
 	for name, ofRows := range map[string]bool{"a30": true, "t4": false} {
 		t.Run(name, func(t *testing.T) {

@@ -64,7 +64,7 @@ func returned(err error) nvml.Return {
 	return code
 }
 
-// TestPartitionLifecycle follows a partition from its creation to its end.
+// TestPartitionLifecycle creates and destroys a partition.
 func TestPartitionLifecycle(t *testing.T) {
 	node := open(t, "dgx-a100+all-enabled")
 	expect := func(what string, err error, want nvml.Return) {
@@ -125,8 +125,8 @@ func TestPartitionLifecycle(t *testing.T) {
 	expect("on an unknown GPU", err, nvml.InvalidArgument)
 }
 
-// TestFigures checks that every partition of every model with MIG has figures, and that some are
-// those of NVIDIA's MIG User Guide for their own model.
+// TestFigures checks that every partition of every MIG model has figures, and some against NVIDIA's MIG User
+// Guide.
 func TestFigures(t *testing.T) {
 	got := map[string]nvml.Attributes{}
 	firsts := map[string]string{
@@ -188,8 +188,8 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// TestSetMIG holds what a change of MIG mode does, in each world: what the driver says
-// of it, the modes after it, and after a reset or a reboot.
+// TestSetMIG checks a change of MIG mode in each world: the activation status, and the modes afterwards, after a
+// reset and after a reboot.
 func TestSetMIG(t *testing.T) {
 	on, off, pending := nvml.MIGMode{Current: true, Pending: true}, nvml.MIGMode{}, nvml.MIGMode{Pending: true}
 	for _, test := range []struct {
@@ -240,8 +240,8 @@ func TestSetMIG(t *testing.T) {
 	}
 }
 
-// TestMinorNumbers checks that device nodes are not numbered like GPUs, and that in one
-// world a change of MIG mode moves them, to a number that another GPU had.
+// TestMinorNumbers checks that device nodes are not numbered like GPUs, and that in one world a change of MIG
+// mode moves a GPU's node to another GPU's former number.
 func TestMinorNumbers(t *testing.T) {
 	for world, want := range map[string][]int{"": {1, 0}, "moving-minors": {2, 1}} {
 		node := open(t, "a100-40x2")
@@ -259,9 +259,8 @@ func TestMinorNumbers(t *testing.T) {
 	}
 }
 
-// TestUnprivileged holds which calls are refused without the rights over MIG: those for
-// instances, and those of a GPU with MIG that answer for all its instances. Events of
-// partitions do not come.
+// TestUnprivileged checks which calls are refused without MIG rights: calls for instances, and calls of a GPU
+// with MIG that cover all its instances. Events of partitions are not delivered.
 func TestUnprivileged(t *testing.T) {
 	node := open(t, "mixed") // GPU 0 is whole, GPU 2 partitioned.
 	must(t, node.SetWorld("unprivileged"))
@@ -296,8 +295,7 @@ func TestUnprivileged(t *testing.T) {
 	}
 }
 
-// TestMonitorOnly holds that MIG can be read and not changed where there is only the right
-// to monitor it.
+// TestMonitorOnly checks that with only the right to monitor MIG, it can be read but not changed.
 func TestMonitorOnly(t *testing.T) {
 	node := open(t, "a100-40+all-1g.5gb")
 	must(t, node.SetWorld("monitor-only"))
@@ -322,8 +320,7 @@ func TestMonitorOnly(t *testing.T) {
 	}
 }
 
-// TestCodes holds codes by which a driver says that a GPU or an instance does not have
-// something.
+// TestCodes checks the codes for features that a GPU or an instance does not have.
 func TestCodes(t *testing.T) {
 	node := open(t, "mixed") // GPU 2 has instances, GPU 4 is a T4.
 	handle := func(gpu int) nvml.Device {
@@ -347,7 +344,7 @@ func TestCodes(t *testing.T) {
 	if rows, err := node.DeviceGetRemappedRows(handle(1)); err != nil {
 		t.Errorf("rows of a GPU without instances: %+v, %v", rows, err)
 	}
-	// A handle that was used for something that is gone is none.
+	// A handle of a destroyed object is invalid.
 	for _, c := range node.GPUs()[2].Partitions {
 		must(t, nvmltest.DestroyComputeInstance(node, 2, c.GPUInstance, c.ComputeInstance))
 	}
@@ -360,8 +357,8 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// TestClientAndOwnPIDs checks that another program keeps instances from being destroyed,
-// and that processes of other PID namespaces are in no list although they do, too.
+// TestClientAndOwnPIDs checks that another program prevents instances from being destroyed, and so do processes
+// of other PID namespaces, although they are in no list.
 func TestClientAndOwnPIDs(t *testing.T) {
 	node := open(t, "a100-40+all-1g.5gb")
 	must(t, node.SetWorld("client=dcgm"))
@@ -380,8 +377,7 @@ func TestClientAndOwnPIDs(t *testing.T) {
 	}
 }
 
-// TestProfileNumbers checks that NVML's enumeration and the published profile
-// IDs are two things, with holes and an end.
+// TestProfileNumbers checks that NVML's enumeration and the published profile IDs differ, with holes and an end.
 func TestProfileNumbers(t *testing.T) {
 	node := open(t, "dgx-a100")
 	device, err := node.DeviceGetHandleByIndex(0)

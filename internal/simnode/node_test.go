@@ -138,7 +138,7 @@ func TestLoadExample(t *testing.T) {
 func TestLoad(t *testing.T) {
 	tests := []struct {
 		name, document string
-		// says is in the error; without it there is none, and so many GPUs.
+		// says is in the error; if empty, there is no error, but this many GPUs.
 		says string
 		gpus int
 	}{
@@ -263,8 +263,7 @@ func TestGPUs(t *testing.T) {
 	}
 }
 
-// TestResetGPU holds that a GPU is reset as nvidia-smi does it: not while anybody has
-// looked it up and not closed the driver since.
+// TestResetGPU checks that a GPU is reset as by nvidia-smi: not while a session that has looked it up is open.
 func TestResetGPU(t *testing.T) {
 	const busID = "00000000:07:00.0"
 	for _, test := range []struct {
@@ -333,7 +332,7 @@ func TestResetGPU(t *testing.T) {
 	}
 }
 
-// TestHandlesEndWithTheDriver holds that a handle of an earlier session is good for nothing.
+// TestHandlesEndWithTheDriver checks that handles of an earlier session are invalid.
 func TestHandlesEndWithTheDriver(t *testing.T) {
 	n, err := simnode.New("dgx-a100+all-1g.5gb")
 	must(t, err)
@@ -363,7 +362,7 @@ func TestHandlesEndWithTheDriver(t *testing.T) {
 	}
 }
 
-// TestUnlistedGPUs checks which GPUs the driver lists of those that it is bound to, and that nobody can look up another one.
+// TestUnlistedGPUs checks which of the bound GPUs the driver lists, and that no other one can be looked up.
 func TestUnlistedGPUs(t *testing.T) {
 	for world, want := range map[string]int{"": 4, "unlisted=0": 4, "unlisted=1": 3, "unlisted=9": 0} {
 		n := open(t, "a30x4")

@@ -369,7 +369,7 @@ func TestHandler(t *testing.T) {
 	}
 }
 
-// TestFailWithoutGPU makes the next calls fail that are for no GPU.
+// TestFailWithoutGPU makes the next calls fail that are not about a GPU.
 func TestFailWithoutGPU(t *testing.T) {
 	node := open(t, "t4")
 	must(t, node.Do("fail", map[string]string{"call": "Init", "return": "DRIVER_NOT_LOADED", "times": "1"}))

@@ -101,7 +101,7 @@ func TestLoadWithoutFile(t *testing.T) {
 
 func TestFailedWriteLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
-	// A directory in the file's place is what rename refuses, also for root.
+	// Even root's rename refuses a directory in the file's place.
 	blocked := NewFile(dir, discard())
 	blocked.path = filepath.Join(dir, "sub")
 	if err := os.MkdirAll(filepath.Join(blocked.path, "x"), 0o700); err != nil {
@@ -133,8 +133,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestDirectoryNotSynced holds what is told of a disk that fails at the last
-// step: what was written is there, but what WriteOrForget wrote is taken back.
+// TestDirectoryNotSynced checks a disk that fails at the last step: a Write stays, but a WriteOrForget is undone.
 func TestDirectoryNotSynced(t *testing.T) {
 	dir := t.TempDir()
 	broken := syscall.EIO
@@ -164,7 +163,7 @@ func TestDirectoryNotSynced(t *testing.T) {
 	}
 }
 
-// TestTrouble checks that the last write counts, of whatever section.
+// TestTrouble checks that the last write counts, of any section.
 func TestTrouble(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "comes and goes")
 	file := NewFile(dir, discard())

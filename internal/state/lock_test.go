@@ -78,7 +78,7 @@ func TestLockWaitEnds(t *testing.T) {
 	}
 }
 
-// TestLockWaitLeaksNothing: who stands by for weeks tries 200 times a second.
+// TestLockWaitLeaksNothing: a standby tries 200 times a second for weeks.
 func TestLockWaitLeaksNothing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), LockName)
 	lock, err := tryLock(path, syscall.LOCK_EX)
@@ -141,7 +141,7 @@ func TestLastOfADirectory(t *testing.T) {
 	}
 }
 
-// TestStandbyIsSeen has who waits be seen from when it says so until it no longer waits.
+// TestStandbyIsSeen checks that a standby is visible from its notice until it no longer waits.
 func TestStandbyIsSeen(t *testing.T) {
 	dir := t.TempDir()
 	standby := filepath.Join(dir, StandbyName)
@@ -206,8 +206,8 @@ func TestStandbyIsSeen(t *testing.T) {
 	}
 }
 
-// TestSomebodyIsTheLast ends one that serves and several that wait at the same time: each
-// time one of them learns that it is the last.
+// TestSomebodyIsTheLast ends a serving and several waiting programs at the same time: each time, one of them
+// finds that it is the last.
 func TestSomebodyIsTheLast(t *testing.T) {
 	dir := t.TempDir()
 	for round := range 300 {

@@ -51,7 +51,7 @@ func TestListsRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What was retiring starts anew: the kubelet has to be told again.
+	// Devices being removed start over, as the kubelet must get the list again.
 	want := plugin.Lists{
 		"nvidia.com/gpu": {Entries: []plugin.Entry{
 			lists["nvidia.com/gpu"].Entries[0],
@@ -85,7 +85,7 @@ func TestListsOfAnotherShape(t *testing.T) {
 	}
 }
 
-// fatalHealth is as internal/nvml has it.
+// fatalHealth has the form of internal/nvml.
 type fatalHealth struct {
 	GPU     string    `json:"gpu"`
 	Unit    string    `json:"unit"`
@@ -164,8 +164,7 @@ func TestProfileIsKept(t *testing.T) {
 	}
 }
 
-// TestPeekChangesNothing: a program that stands by must leave the file of the
-// one that serves alone, also where it cannot read it.
+// TestPeekChangesNothing: a standby must leave the serving program's file alone, even if it cannot read it.
 func TestPeekChangesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, Name)
@@ -198,8 +197,8 @@ func TestProfileSectionOfAnotherForm(t *testing.T) {
 // journalSection is where package migchange keeps its journal.
 const journalSection = "journal"
 
-// FuzzSections checks that a section with any content is read as something that is
-// the same when it is written and read again, or is an error and then nothing.
+// FuzzSections checks that a section with any content stays the same when read, written and read again, or is an
+// error without a value.
 func FuzzSections(f *testing.F) {
 	dir := f.TempDir()
 	file := NewFile(dir, discard())
@@ -255,8 +254,7 @@ func FuzzSections(f *testing.F) {
 	})
 }
 
-// roundTrip loads a section and saves what it was read as, twice: the second
-// time nothing changes any more.
+// roundTrip loads a section and saves it again, twice: the second time nothing changes.
 func roundTrip[T any](t *testing.T, from, to *File, section string, load func(*File) (T, error), save func(*File, T) error) {
 	t.Helper()
 	value, err := load(from)

@@ -44,7 +44,7 @@ func TestGPUStatus(t *testing.T) {
 		{UUID: "GPU-b", Index: 1, Model: "M", Memory: 40, MIG: true, Health: good, Units: []status.Unit{
 			{ID: "MIG-1", Index: "1:0", Profile: "1g.5gb", Placement: &mig.Placement{Start: 6, Size: 1}, Memory: 5, Resource: "r", Replicas: 1, Health: good, Holders: []status.Holder{}},
 			{ID: "MIG-2", Index: "1:1", Profile: "1g.5gb", Health: status.Health{State: sharing.Unhealthy, Reason: "XID 31"}, Holders: []status.Holder{}},
-			// Held from before it was partitioned.
+			// Held since before it was partitioned.
 			{ID: "GPU-b", Index: "1", Memory: 40, Health: good, Holders: []status.Holder{{Namespace: "n", Pod: "q", Container: "c", Resource: "gpu", Devices: []string{"GPU-b"}}}},
 		}},
 	}

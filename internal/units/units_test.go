@@ -61,8 +61,8 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// The order in which units and reservations come changes nothing, nothing is reserved that no
-// reservation concerns, and no partition is the device plugin's while its GPU is not.
+// The order of units and reservations does not matter, nothing is reserved without a reservation for it, and no
+// partition is the device plugin's while its GPU is not.
 func FuzzOwners(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
 	f.Fuzz(func(t *testing.T, a, b uint64) {

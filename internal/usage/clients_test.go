@@ -15,8 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// guarded is a /proc in which the open files of some processes may not be read: not even
-// listed, or without saying what they are.
+// guarded is a /proc in which the open files of some processes cannot be listed, or not be read.
 type guarded struct {
 	fstest.MapFS
 	unlisted, unread string
@@ -42,7 +41,7 @@ func (g guarded) ReadLink(name string) (string, error) {
 func link(to string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(to), Mode: fs.ModeSymlink} }
 
 func TestClients(t *testing.T) {
-	// process adds one that has those files open.
+	// process adds a process that has those files open.
 	process := func(proc fstest.MapFS, pid int, name string, files ...string) {
 		proc[fmt.Sprintf("%d/comm", pid)] = text(name + "\n")
 		for i, file := range files {
@@ -134,7 +133,7 @@ func TestClientsAreBounded(t *testing.T) {
 	}
 }
 
-// TestClientsOfThisMachine checks that the kernel's own /proc is read as meant.
+// TestClientsOfThisMachine checks that the kernel's own /proc is parsed correctly.
 func TestClientsOfThisMachine(t *testing.T) {
 	file, err := os.Create(filepath.Join(t.TempDir(), "nvidia7654321"))
 	if err != nil {

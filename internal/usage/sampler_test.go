@@ -203,8 +203,7 @@ func TestMeasureLogsAnErrorOnce(t *testing.T) {
 	}
 }
 
-// TestMeasureForNobody checks that where nobody follows the containers, their owners are
-// not looked for, and that this is no error.
+// TestMeasureForNobody checks that if containers are not watched, owners are not looked up, without an error.
 func TestMeasureForNobody(t *testing.T) {
 	var log strings.Builder
 	sampler := NewSampler(Options{Meter: meter{gpus: gpu(10)}, Proc: host(), Logger: slog.New(slog.NewTextHandler(&log, nil))})

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// TestControlBodiesAreBounded holds that no request on the control socket can take the node's memory.
+// TestControlBodiesAreBounded checks that no request on the control socket can exhaust the node's memory.
 func TestControlBodiesAreBounded(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

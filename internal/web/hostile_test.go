@@ -46,15 +46,14 @@ func TestMethods(t *testing.T) {
 	}
 }
 
-// stuck is a prometheus.Collector that answers when it may.
+// stuck is a prometheus.Collector that blocks until it may answer.
 type stuck struct{ may chan struct{} }
 
 func (stuck) Describe(chan<- *prometheus.Desc) {}
 
 func (s stuck) Collect(chan<- prometheus.Metric) { <-s.may }
 
-// TestScrapesAreBounded checks that scrapers which come faster than they are
-// answered do not pile up.
+// TestScrapesAreBounded checks that scrapes that come faster than they are answered do not pile up.
 func TestScrapesAreBounded(t *testing.T) {
 	t.Parallel()
 	may := make(chan struct{})
@@ -87,7 +86,7 @@ func TestScrapesAreBounded(t *testing.T) {
 	}
 }
 
-// slow is a client that reads nothing before it may.
+// slow is a client that reads only when it may.
 type slow struct {
 	*httptest.ResponseRecorder
 	answered func()
@@ -102,8 +101,8 @@ func (s slow) Write(data []byte) (int, error) {
 
 func (s slow) WriteString(text string) (int, error) { return s.Write([]byte(text)) }
 
-// TestRequestsAreBounded checks that requests for the status, the page and the plan do not
-// pile up, that those too many are told when to come again, and that others are not kept.
+// TestRequestsAreBounded checks that requests for the status, the page and the plan do not pile up, that excess
+// ones get a Retry-After, and that other paths are not affected.
 func TestRequestsAreBounded(t *testing.T) {
 	t.Parallel()
 	paths := []string{"/status", "/api/v1/status", "/plan"}

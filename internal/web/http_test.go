@@ -32,7 +32,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// listening tells where HTTP is served, by what the log says of it.
+// listening learns the HTTP addresses from the log.
 type listening struct {
 	slog.Handler
 	addresses map[string]chan string
@@ -54,7 +54,7 @@ func (l listening) Handle(_ context.Context, record slog.Record) error {
 	return nil
 }
 
-// await is the address, once it is told.
+// await waits for the address in this log message.
 func (l listening) await(t *testing.T, message string) net.Addr {
 	t.Helper()
 	address, err := net.ResolveTCPAddr("tcp", <-l.addresses[message])
@@ -64,7 +64,7 @@ func (l listening) await(t *testing.T, message string) net.Addr {
 	return address
 }
 
-// shown is a node of which nothing is known.
+// shown is a node without any data.
 func shown() Node {
 	return Node{
 		Status:   func(context.Context) status.Status { return status.Status{} },
@@ -76,7 +76,7 @@ func shown() Node {
 	}
 }
 
-// newServer is one of such a node; with a channel for what it tells of its addresses.
+// newServer is a server of such a node, and a channel that receives when its addresses change.
 func newServer(listen string, options HTTP, log slog.Handler) (*Server, <-chan struct{}) {
 	changed := make(chan struct{}, 1)
 	tell := func() {
@@ -107,7 +107,7 @@ func run(t *testing.T, s *Server) (end func()) {
 	return end
 }
 
-// serving is a server that answers as the options say.
+// serving is a server with these options.
 func serving(t *testing.T, options HTTP) (main, health net.Addr) {
 	t.Helper()
 	log := newListening()
@@ -117,7 +117,7 @@ func serving(t *testing.T, options HTTP) (main, health net.Addr) {
 	return log.await(t, "http listens"), log.await(t, "health listens")
 }
 
-// answer asks for a URL, with a name and a password if there is a name.
+// answer gets a URL, with a user name and password if the name is set.
 func answer(t *testing.T, client *http.Client, url, name, password string) (int, string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
@@ -139,7 +139,7 @@ func answer(t *testing.T, client *http.Client, url, name, password string) (int,
 	return response.StatusCode, string(body)
 }
 
-// write puts a file into a folder of its own, and returns its path.
+// write creates a file in a new folder, and returns its path.
 func write(t *testing.T, name string, data []byte) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
@@ -179,7 +179,7 @@ func TestBasicAuthenticationLeavesHealthOpen(t *testing.T) {
 
 func TestTLS(t *testing.T) {
 	t.Parallel()
-	// The certificate of a test server is as good as any.
+	// The certificate of any test server will do.
 	borrowed := httptest.NewTLSServer(http.NotFoundHandler())
 	defer borrowed.Close()
 	certificate, key := pems(t, borrowed.TLS.Certificates[0])
@@ -198,8 +198,7 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// TestCertificateIsRenewed checks that a certificate which was replaced on disk is
-// the one of the next connection.
+// TestCertificateIsRenewed checks that a certificate replaced on disk is used for the next connection.
 func TestCertificateIsRenewed(t *testing.T) {
 	t.Parallel()
 	certificate, key := filepath.Join(t.TempDir(), "tls.crt"), filepath.Join(t.TempDir(), "tls.key")
@@ -246,7 +245,7 @@ func TestProfilingIsAsked(t *testing.T) {
 	}
 }
 
-// taken has an address that another program has until it is closed.
+// taken listens on an address, as another program would, until it is closed.
 func taken(t *testing.T) net.Listener {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -266,8 +265,7 @@ func TestStopsWhileAnAddressIsTaken(t *testing.T) {
 	end()
 }
 
-// TestConfigurationFileIsMended: a file that was broken after the start keeps HTTP away only
-// until it is right again.
+// TestConfigurationFileIsMended: a file that breaks after the start stops HTTP only until it is valid again.
 func TestConfigurationFileIsMended(t *testing.T) {
 	config := write(t, "web.yaml", []byte("tls_server_config: {cert_file: gone, key_file: gone}\n"))
 	address := taken(t)
@@ -328,7 +326,7 @@ func issue(t *testing.T, number int64, certificate, key string) {
 	}
 }
 
-// fakeHealth is one GPU with a fatal error until it is cleared.
+// fakeHealth has one GPU with a fatal error until it is cleared.
 type fakeHealth struct{ cleared []string }
 
 func (f *fakeHealth) unit() sharing.UnitHealth {
@@ -389,8 +387,7 @@ func TestHealthHandler(t *testing.T) {
 	}
 }
 
-// TestRetry checks that the pause grows while an address fails at once, and not from
-// where it was when it has been served meanwhile.
+// TestRetry checks that the pause grows while an address fails at once, and starts over once it has been served.
 func TestRetry(t *testing.T) {
 	t.Parallel()
 	retry, last := newRetry(), time.Duration(0)

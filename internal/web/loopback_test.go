@@ -31,8 +31,8 @@ func outside(t *testing.T) net.IP {
 	return nil
 }
 
-// TestPodNetwork attacks every listener from the pod network: nothing that names a pod, a GPU or a
-// profile is answered there, by any name of the host, and everything is where kubectl port-forward arrives.
+// TestPodNetwork attacks every listener from the pod network: by any host name, no answer names a pod, a GPU or a
+// profile there, while everything is available where kubectl port-forward arrives.
 func TestPodNetwork(t *testing.T) {
 	const secret = "research/train-0"
 	node := shown()
@@ -87,7 +87,7 @@ func TestPodNetwork(t *testing.T) {
 				}
 			}
 		}
-		// A name that somebody has point to loopback.
+		// A foreign name that points to loopback.
 		if code, body := ask(net.IPv4(127, 0, 0, 1), port, http.MethodGet, "/readyz", "evil.example"); code != 503 || strings.Contains(body, secret) {
 			t.Errorf("%s: /readyz of evil.example: %d %s", what, code, body)
 		}

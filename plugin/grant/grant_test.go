@@ -27,8 +27,8 @@ func allocation(resource string, grants sharing.Grants, ids ...string) Allocatio
 	return a
 }
 
-// TestNodesOfOneGPU checks that a node which two units have is granted once, and
-// that a grant writes nothing into the host, which others read at that moment.
+// TestNodesOfOneGPU checks that a node of two units is granted once, and that a grant does not modify the host,
+// which is read concurrently.
 func TestNodesOfOneGPU(t *testing.T) {
 	control := make([]string, 1, 8)
 	control[0] = "/dev/nvidiactl"
@@ -69,8 +69,8 @@ func TestAnnotationKey(t *testing.T) {
 	}
 }
 
-// TestExtrasAreVariables checks that a container is told of GDRCopy, GDS and MOFED by variables,
-// however it is told of its devices, and only of those that are on.
+// TestExtrasAreVariables checks that a container gets GDRCopy, GDS and MOFED as variables with every strategy,
+// and only those that are enabled.
 func TestExtrasAreVariables(t *testing.T) {
 	for _, strategies := range [][]sharing.DeviceListStrategy{
 		nil, {sharing.Envvar}, {sharing.VolumeMounts}, {sharing.DriverMounts}, {sharing.CDIAnnotations}, {sharing.CDICRI},
@@ -95,8 +95,7 @@ func TestExtrasAreVariables(t *testing.T) {
 	}
 }
 
-// TestUnknownIndex checks that a unit without an index is told by UUID, which
-// every runtime knows, rather than by nothing.
+// TestUnknownIndex checks that a unit without an index is granted by its UUID, which every runtime knows.
 func TestUnknownIndex(t *testing.T) {
 	a := allocation("gpu", sharing.Grants{}, "A", "B")
 	a.Resource.DeviceIDs = sharing.ByIndex

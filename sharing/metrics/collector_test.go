@@ -37,8 +37,7 @@ func (f fixed) all(most int) LimitedCollector {
 	return NewLimitedCollector(most, NewUtilizationCollector(f.Use), NewCollector(f.Sharing), NewContainerCollector(f.Sharing, f.Use))
 }
 
-// shared is a node with one shared GPU and one with a partition, of which one
-// is faulty.
+// shared is a node with a shared GPU and a GPU with a faulty partition.
 func shared(t *testing.T) fixed {
 	profile, err := mig.ParseProfile("1g.5gb")
 	if err != nil {
@@ -69,8 +68,8 @@ func shared(t *testing.T) fixed {
 	return fixed{state: state, use: used(state)}
 }
 
-// used is a sample of that node: the two sharers of the first GPU compute, the
-// partition has no process, and others are on the GPU too.
+// used is a sample of that node: the two sharers of the first GPU compute, the partition has no process, and
+// other processes use the GPU too.
 func used(state State) UtilizationState {
 	ratio := func(v float64) *float64 { return &v }
 	bytes := ratio
@@ -99,7 +98,7 @@ func used(state State) UtilizationState {
 	}
 }
 
-// expose is what a scrape of the collector returns.
+// expose returns a scrape of the collector.
 func expose(t *testing.T, collector prometheus.Collector) string {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
@@ -112,8 +111,8 @@ func expose(t *testing.T, collector prometheus.Collector) string {
 	return recorder.Body.String()
 }
 
-// checkExposition holds that a scrape of the collector returns the file of that
-// name in testdata, and that the linter of Prometheus finds nothing.
+// checkExposition checks that a scrape of the collector matches the file in testdata, and that the linter of
+// Prometheus finds nothing.
 func checkExposition(t *testing.T, collector prometheus.Collector, name string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -150,7 +149,7 @@ func TestExposition(t *testing.T) {
 	}
 }
 
-// TestUnwatchedIsNotDown checks that nothing is called down that nobody asked for.
+// TestUnwatchedIsNotDown checks that a source that is not watched is not reported as down.
 func TestUnwatchedIsNotDown(t *testing.T) {
 	source := shared(t)
 	source.use.Report = sharing.NewUtilizationReport(sharing.Measurement{Unwatched: true}, source.state.GPUs, nil, nil, true)
@@ -159,7 +158,7 @@ func TestUnwatchedIsNotDown(t *testing.T) {
 	}
 }
 
-// TestUnknownIsAbsent checks that nothing is shown as 0 that is not known.
+// TestUnknownIsAbsent checks that unknown values are not shown as 0.
 func TestUnknownIsAbsent(t *testing.T) {
 	dependent := []string{
 		"virgate_allocation_info", "virgate_unit_sharers", "virgate_unit_tenants", "virgate_unit_devices", "virgate_gpu_oversubscription_ratio",
@@ -184,7 +183,7 @@ func TestUnknownIsAbsent(t *testing.T) {
 	}
 }
 
-// TestUnitDevicesAddUp checks that the three states are what is listed.
+// TestUnitDevicesAddUp checks that the three states add up to the listed devices.
 func TestUnitDevicesAddUp(t *testing.T) {
 	node := shared(t)
 	listed := map[string]int{}
@@ -217,8 +216,7 @@ func TestLimitDropsTheLastAndSaysHowMany(t *testing.T) {
 	}
 }
 
-// TestSharersAreContainers checks that a container counts once, whatever the names
-// under which it holds the unit.
+// TestSharersAreContainers checks that a container counts once, even if it holds the unit under two names.
 func TestSharersAreContainers(t *testing.T) {
 	node := shared(t)
 	node.state.Allocations = append(slices.Clone(node.state.Allocations),
@@ -229,7 +227,7 @@ func TestSharersAreContainers(t *testing.T) {
 	}
 }
 
-// TestHoldersByClaim holds that who has a GPU by a claim is shown, although no list has that GPU.
+// TestHoldersByClaim checks that a container with a GPU by a claim is shown, although no list has that GPU.
 func TestHoldersByClaim(t *testing.T) {
 	node := shared(t)
 	node.state.Listed, node.state.Planned = nil, nil
@@ -243,7 +241,7 @@ func TestHoldersByClaim(t *testing.T) {
 	}
 }
 
-// TestMPSLimits holds what MPS lets who have, and that it limits nobody else.
+// TestMPSLimits checks the limits of containers under MPS, and that others have none.
 func TestMPSLimits(t *testing.T) {
 	const byMPS, sliced, gib = "nvidia.com/gpu", "nvidia.com/other", 1 << 30
 	state := State{
@@ -298,8 +296,8 @@ func TestConstantShowsAnyName(t *testing.T) {
 	}
 }
 
-// TestOneBadSeriesLeavesTheOthers holds for a metric that cannot be shown, and
-// for a collector that panics.
+// TestOneBadSeriesLeavesTheOthers checks that the other series survive a metric that cannot be shown, and a
+// collector that panics.
 func TestOneBadSeriesLeavesTheOthers(t *testing.T) {
 	families := ParseFamilies("good{} A test.\nbad{name} A test.")
 	good, bad := families["good"], families["bad"]
@@ -337,7 +335,7 @@ type unlisted struct{ Families }
 func (u unlisted) Describe(ch chan<- *prometheus.Desc) { ch <- u.Families["bad"] }
 func (u unlisted) Collect(ch chan<- prometheus.Metric) { u.To(ch)("other", 1) }
 
-// broken panics when it is asked.
+// broken panics when it is called.
 type broken struct{ description *prometheus.Desc }
 
 func (b broken) Describe(ch chan<- *prometheus.Desc) { ch <- b.description }
@@ -368,8 +366,8 @@ func TestHealthExposition(t *testing.T) {
 	}
 }
 
-// FuzzLabels checks that no name of a GPU, a unit or a pod costs the scrape:
-// what is written can be parsed again, and has as many series.
+// FuzzLabels checks that no name of a GPU, a unit or a pod breaks a scrape: the output can be parsed again, and
+// has as many series.
 func FuzzLabels(f *testing.F) {
 	for _, text := range []string{"", "plain", "\"\\\n} 1", "\xff", "\x00", "# TYPE x counter\nx 1", "\u202e", "é"} {
 		f.Add(text)

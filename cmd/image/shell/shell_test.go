@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// TestMain has this binary be the programs by whose names the tests call it, and
-// "told", which tells its process ID, its arguments and two variables.
+// TestMain has this binary act as the programs whose names the tests call, and as "told", which prints its
+// process ID, its arguments and two variables.
 func TestMain(m *testing.M) {
 	switch filepath.Base(os.Args[0]) {
 	case "sh", "bash", "cat", "grep", "lsmod", "sleep":
@@ -53,8 +53,7 @@ func write(t *testing.T, path, text string) string {
 	return path
 }
 
-// play runs a program in a folder of its own with only those of bin on its path, and
-// returns what it printed and its exit code.
+// play runs a program in its own folder with only bin on its path, and returns its output and exit code.
 func play(t *testing.T, bin, input string, args ...string) (stdout, stderr string, code, process int) {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), args[0], args[1:]...)
@@ -70,7 +69,7 @@ func play(t *testing.T, bin, input string, args ...string) (stdout, stderr strin
 	return out.String(), complaints.String(), command.ProcessState.ExitCode(), command.Process.Pid
 }
 
-// TestScripts plays what scripts of manifests do, and has this machine's sh agree.
+// TestScripts runs typical manifest scripts, and compares with this machine's sh.
 func TestScripts(t *testing.T) {
 	bin := bin(t)
 	for _, test := range []struct {
@@ -135,8 +134,8 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// TestReplaced holds that what a container is to run has the process ID of the shell that
-// was started, because the signals of its end go there.
+// TestReplaced checks that a container's program keeps the process ID of the shell that was started, as that gets
+// the signals.
 func TestReplaced(t *testing.T) {
 	bin := bin(t)
 	for name, script := range map[string]string{
@@ -162,8 +161,7 @@ func TestReplaced(t *testing.T) {
 	})
 }
 
-// TestEntryPoint plays a script as the GPU Operator mounts it, before and after the driver
-// is ready.
+// TestEntryPoint runs a script like the GPU Operator mounts, before and after the driver is ready.
 func TestEntryPoint(t *testing.T) {
 	bin, validations := bin(t), t.TempDir()
 	if err := os.Remove(filepath.Join(bin, "lsmod")); err != nil {
@@ -224,8 +222,7 @@ func await(t *testing.T, path, text string) {
 	}
 }
 
-// TestEnds holds that a shell that waits for a program ends by the signal that ends a
-// container.
+// TestEnds checks that a shell that waits for a program ends by the signal that ends a container.
 func TestEnds(t *testing.T) {
 	bin := bin(t)
 	output := filepath.Join(t.TempDir(), "output")

@@ -13,8 +13,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// sameCodes holds that testdata/fake.c and the simulated node answer with the same codes,
-// with the rights over MIG and without.
+// sameCodes checks that testdata/fake.c and the simulated node return the same codes, with MIG rights and
+// without.
 func sameCodes(t *testing.T, lib nvml.Library) {
 	node, err := simnode.New("mixed") // GPU 0 is whole, GPU 2 partitioned.
 	must(t, err)
@@ -35,10 +35,10 @@ func sameCodes(t *testing.T, lib nvml.Library) {
 	}
 }
 
-// The device nodes of the rights over MIG, and what stands for being root.
+// The device nodes of the MIG rights, and a stand-in for being root.
 const isRoot, configure, monitor = "nvidia-cap0", "nvidia-cap1", "nvidia-cap2"
 
-// subject is a driver with a GPU that is whole and one that has a partition of one slice.
+// subject is a driver with a whole GPU and one that has a partition of one slice.
 type subject struct {
 	lib                      nvml.Library
 	whole, parent, partition nvml.Device
@@ -73,7 +73,7 @@ func newSubject(t *testing.T, lib nvml.Library, whole, parent int) *subject {
 	return s
 }
 
-// asked is one call, which returns its code.
+// asked is a call that returns its code.
 type asked struct {
 	name string
 	code func() nvml.Return
@@ -186,7 +186,7 @@ func (s *subject) reading() []asked {
 	return calls
 }
 
-// changing are calls that change nothing: they fail, or the last undoes the first.
+// changing are calls that change nothing in the end: they fail, or the last undoes the first.
 func (s *subject) changing() []asked {
 	place := mig.Placement{Start: s.info.Start, Size: s.info.Size}
 	create := func(device nvml.Device, profile int, at mig.Placement) func() (nvml.GPUInstance, error) {

@@ -12,10 +12,9 @@ import (
 	"github.com/virgate/virgate/test/nvmltest"
 )
 
-// TestConformance holds the suite against this machine's driver, and is skipped
-// without one unless $VIRGATE_DRIVER is "required". It only reads. With
-// $VIRGATE_TRACE it leaves a masked trace in that file, which may be added to
-// the testdata of package trace.
+// TestConformance runs the suite on this machine's driver. Without one it is skipped, unless $VIRGATE_DRIVER is
+// "required". It only reads. With $VIRGATE_TRACE it writes a masked trace to that file, which may be added to the
+// testdata of package trace.
 func TestConformance(t *testing.T) {
 	open := func(t *testing.T) nvml.Library {
 		lib, err := Open(Options{})

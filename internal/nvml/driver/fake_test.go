@@ -22,8 +22,8 @@ import (
 	"github.com/virgate/virgate/test/nvmltest"
 )
 
-// install compiles testdata/fake.c into the driver root as a driver of that
-// version, as its installer would: a file of its own and a link to it.
+// install compiles testdata/fake.c into the driver root as a driver of that version, like its installer: a file
+// and a link to it.
 func install(t *testing.T, root, version string, flags ...string) {
 	t.Helper()
 	compiler, err := exec.LookPath("cc")
@@ -59,15 +59,15 @@ func grant(t *testing.T, nodes ...string) {
 	}
 }
 
-// lived says that TestFakeDriver has run in this process.
+// lived: TestFakeDriver has run in this process.
 var lived atomic.Bool
 
-// instanceEngines are those of fake.c's 1g.5gb.
+// instanceEngines are the engines of fake.c's 1g.5gb.
 var instanceEngines = mig.Engines{Multiprocessors: 14, CopyEngines: 2, Decoders: 3, Encoders: 4, JPEGEngines: 5, OFAEngines: 6}
 
-// TestFakeDriver goes through the life of a driver: absent, broken, old, and
-// exchanged for a new one. The order matters, for go-nvml keeps to the newest
-// version of a call that it has seen; so it is one test, and one a process.
+// TestFakeDriver goes through the life of a driver: absent, broken, old, replaced by a new one. The order
+// matters, as go-nvml keeps the newest version of a call that it has seen, so it is one test and runs once per
+// process.
 func TestFakeDriver(t *testing.T) {
 	if lived.Swap(true) {
 		t.Skip("this process has loaded a driver already, as with -count=2")
@@ -161,7 +161,7 @@ func TestFakeDriver(t *testing.T) {
 	})
 }
 
-// GPUs are those of testdata/fake.c as they must be found.
+// gpus are the GPUs of testdata/fake.c, as a scan must find them.
 func gpus() []sharing.GPU {
 	gpu := func(index, minor, node int, bus string) sharing.GPU {
 		return sharing.GPU{
@@ -198,11 +198,11 @@ func scan(t *testing.T, lib nvml.Library) []sharing.GPU {
 	return gpus
 }
 
-// joinedCluster is that of the second GPU's fabric.
+// joinedCluster is the cluster of the second GPU's fabric.
 const joinedCluster = "ab000000-0000-0000-0000-0000000000cd"
 
-// old holds that a driver without newer calls is read, and that a call it does
-// not have is an answer and not the end of the process.
+// old checks that a driver without newer calls can be read, and that a missing call is an error and does not end
+// the process.
 func old(t *testing.T, lib nvml.Library) {
 	if diff := cmp.Diff(gpus(), scan(t, lib), cmpopts.IgnoreFields(sharing.GPU{}, "Links")); diff != "" {
 		t.Errorf("inventory (-want +got):\n%s", diff)
@@ -270,7 +270,7 @@ func missing(lib nvml.Library, gpu nvml.Device) map[string]func() error {
 	}
 }
 
-// event waits for the fake's one event, and then for none.
+// event waits for the fake's only event, and then without one.
 func event(t *testing.T, lib nvml.Library, gpu nvml.Device) nvml.Event {
 	t.Helper()
 	set, err := lib.EventSetCreate()
@@ -291,8 +291,7 @@ func event(t *testing.T, lib nvml.Library, gpu nvml.Device) nvml.Event {
 	return event
 }
 
-// renewed holds that the next Init opens the driver that has been installed in
-// the place of the one in use.
+// renewed checks that the next Init opens the driver that was installed in place of the current one.
 func renewed(t *testing.T, lib nvml.Library) {
 	if diff := cmp.Diff(gpus(), scan(t, lib), cmpopts.IgnoreFields(sharing.GPU{}, "Links", "Health")); diff != "" {
 		t.Errorf("inventory (-want +got):\n%s", diff)
@@ -370,8 +369,7 @@ func renewed(t *testing.T, lib nvml.Library) {
 	}
 }
 
-// instances holds what becomes of the calls that list and change MIG instances,
-// against the fake with those calls.
+// instances checks the calls that list and change MIG instances, on the fake that has them.
 func instances(t *testing.T, lib nvml.Library) {
 	must(t, lib.Init())
 	defer func() { must(t, lib.Shutdown()) }()
@@ -380,8 +378,7 @@ func instances(t *testing.T, lib nvml.Library) {
 	gpu, err := lib.DeviceGetHandleByIndex(1)
 	must(t, err)
 
-	// The status of the activation and that of the call must not be mixed up, and the
-	// mode is pending in any case.
+	// The status of the activation and the status of the call must not be mixed up. The mode is pending either way.
 	for _, test := range []struct {
 		gpu        nvml.Device
 		on         bool
@@ -465,7 +462,7 @@ func instanceHole(t *testing.T, lib nvml.Library, gpu nvml.Device) {
 	}
 }
 
-// modes holds what a change of MIG mode does to a GPU that nobody uses.
+// modes checks how a change of MIG mode affects an unused GPU.
 func modes(t *testing.T, lib nvml.Library) {
 	grant(t, configure, monitor)
 	must(t, lib.Init())
@@ -490,8 +487,7 @@ func modes(t *testing.T, lib nvml.Library) {
 	}
 }
 
-// metered holds what the fake says of the use of its GPUs, the second of which
-// has MIG enabled.
+// metered checks the fake's use of its GPUs. The second one has MIG enabled.
 func metered(t *testing.T, lib nvml.Library, whole, partitioned nvml.Device) {
 	t.Helper()
 	rates, err := lib.DeviceGetUtilizationRates(whole)
@@ -508,7 +504,7 @@ func metered(t *testing.T, lib nvml.Library, whole, partitioned nvml.Device) {
 	if millijoules, err := lib.DeviceGetTotalEnergyConsumption(partitioned); millijoules != 5_000_000_000_500 || err != nil {
 		t.Errorf("energy %d, %v, want 5000000000500 mJ", millijoules, err)
 	}
-	// Three numbers go to the driver, none of them in another's place.
+	// The driver gets three numbers; they must not be swapped.
 	for counter, want := range map[nvml.MemoryErrorCounter]uint64{
 		{Location: nvml.DRAM}: 2, {Location: nvml.SRAM}: 7, {Location: nvml.DRAM, Uncorrected: true}: 102, {Location: nvml.DRAM, Aggregate: true}: 12,
 	} {

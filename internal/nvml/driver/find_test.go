@@ -18,8 +18,7 @@ func link(target string) *fstest.MapFile {
 	return &fstest.MapFile{Data: []byte(target), Mode: fs.ModeSymlink | 0o777}
 }
 
-// TestFind holds which library is taken of a driver root that is mounted at
-// /driver-root, and of the host's root.
+// TestFind checks which library is chosen from a driver root mounted at /driver-root, and from the host's root.
 func TestFind(t *testing.T) {
 	tests := []struct {
 		name            string
@@ -79,7 +78,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestRoots checks that a mount that is not there is no place to look at.
+// TestRoots checks that a missing mount is not searched.
 func TestRoots(t *testing.T) {
 	there := t.TempDir()
 	tests := []struct {
@@ -188,8 +187,8 @@ func TestBinding(t *testing.T) {
 	}
 }
 
-// FuzzMachine checks that whatever the kernel's files say the NUMA node is one or
-// -1, and that a machine is refused for a reason that is known.
+// FuzzMachine checks that any content of the kernel's files gives a NUMA node of -1 or more, and that a machine
+// is refused only for a known reason.
 func FuzzMachine(f *testing.F) {
 	for _, text := range []string{"0\n", "1", "-1\n", "-2", "99999999999999999999", "+1", "0x1", "", "tegra234", "TEGRA"} {
 		f.Add(text, text)

@@ -14,7 +14,7 @@ import (
 
 var _ nvml.Kernel = Kernel{}
 
-// machineWith makes a tree with these files below a folder; a value that begins with -> is a link.
+// machineWith makes a tree of these files in a folder; a value that begins with -> is a link.
 func machineWith(t *testing.T, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -37,7 +37,7 @@ func machineWith(t *testing.T, files map[string]string) string {
 	return root
 }
 
-// TestBound holds which of the devices of the driver nvidia are GPUs that NVML should list.
+// TestBound checks which devices of the driver nvidia are GPUs that NVML should list.
 func TestBound(t *testing.T) {
 	const devices, information = "sys/bus/pci/devices/", "proc/driver/nvidia/gpus/0000:3b:00.0/information"
 	// A link of the driver's folder leads to a device, as the kernel's do.
@@ -50,7 +50,7 @@ func TestBound(t *testing.T) {
 	bind(files, "0000:3b:00.0", "0x030200")
 	bind(files, "0000:af:00.0", "0x030200")
 	bind(files, "0000:af:00.4", "0x030200")                           // A virtual function,
-	bind(files, "0000:b0:00.0", "0x030200")                           // and one with an address of its own bus.
+	bind(files, "0000:b0:00.0", "0x030200")                           // and one with an address on another bus.
 	files[devices+"0000:b0:00.0/physfn"] = "->../0000:af:00.0"        //
 	bind(files, "0000:c1:00.0", "0x068000")                           // A bridge.
 	files[boundGPUs+"/0000:c2:00.0"] = "->../../devices/0000:c2:00.0" // It is just being taken out.
@@ -81,7 +81,7 @@ func TestBound(t *testing.T) {
 	if got, err := (Kernel{Options: Options{MachineRoot: t.TempDir()}}).Bound(); got != nil || err != nil {
 		t.Errorf("without the driver: %q, %v", got, err)
 	}
-	// What the container's own /proc hides, the host's tells.
+	// The host's /proc shows what the container's hides.
 	host := machineWith(t, map[string]string{information: "GPU Excluded:\t Yes\n"})
 	options := Options{MachineRoot: machineWith(t, files), HostRoot: host}
 	if got, err := (Kernel{Options: options}).Bound(); err != nil || len(got) != 2 {

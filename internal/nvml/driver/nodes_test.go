@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// TestWhereNodesAreMade holds in which root the driver's program runs, by what the roots have.
+// TestWhereNodesAreMade checks in which root the driver's program runs, by the contents of the roots.
 func TestWhereNodesAreMade(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -84,7 +84,7 @@ func TestWhereNodesAreMade(t *testing.T) {
 	}
 }
 
-// TestMakeNodes runs a script in the place of the driver's programs, with the driver root as its root.
+// TestMakeNodes runs a script in place of the driver's programs, with the driver root as its root.
 func TestMakeNodes(t *testing.T) {
 	root, shell := rootWithShell(t)
 	options := Options{ContainerDriverRoot: root, DriverRoot: filepath.Join(root, "none"), DevRoot: filepath.Join(root, "none")}
@@ -95,7 +95,7 @@ func TestMakeNodes(t *testing.T) {
 			t.Errorf("without programs: %v", err)
 		}
 	}
-	// What runs in the root says what it was asked for, in the file that only the root has.
+	// A program that runs in the root writes its arguments to a file that only the root has.
 	for _, each := range []struct{ program, want string }{
 		{"nvidia-smi", "nvidia-smi \n"},
 		{"nvidia-modprobe", "nvidia-modprobe -f " + files[0] + " -f " + files[1] + "\n"},

@@ -14,7 +14,7 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// TestResetGPU runs a script in the place of nvidia-smi, with the driver root as its root.
+// TestResetGPU runs a script in place of nvidia-smi, with the driver root as its root.
 func TestResetGPU(t *testing.T) {
 	root, shell := rootWithShell(t)
 	place := func(name, script string) {

@@ -24,7 +24,7 @@ func mount(t *testing.T, source, target, kind string, flags uintptr) {
 	t.Cleanup(func() { _ = syscall.Unmount(target, syscall.MNT_DETACH) })
 }
 
-// addLibrary puts a driver's library into the root. Nobody loads it here.
+// addLibrary puts a driver's library into the root. It is not loaded here.
 func addLibrary(t *testing.T, root, version string) {
 	t.Helper()
 	folder := filepath.Join(root, "usr/lib64")
@@ -33,8 +33,8 @@ func addLibrary(t *testing.T, root, version string) {
 	must(t, os.Symlink("libnvidia-ml.so."+version, filepath.Join(folder, libraryName)))
 }
 
-// operatorsRoots are the host's folder below which the GPU Operator's driver container mounts its root, and what a
-// container of the chart has of it: the root that was mounted at its start, and the folder.
+// operatorsRoots are the host's folder in which the GPU Operator's driver container mounts its root, and the
+// chart's container's view of it: the root mounted at its start, and the folder.
 func operatorsRoots(t *testing.T) (host, root, folder string) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -57,8 +57,8 @@ func startContainer(t *testing.T, host, root, folder string) {
 	}
 }
 
-// TestRootReplaced: the driver's container unmounts its root lazily, and the next one mounts another. Whoever has bound
-// the root keeps the old one.
+// TestRootReplaced: the driver's container unmounts its root lazily, and the next one mounts another. A container
+// that has bound the root keeps the old one.
 func TestRootReplaced(t *testing.T) {
 	host, root, folder := operatorsRoots(t)
 	driver := filepath.Join(host, "driver")
@@ -99,7 +99,7 @@ func TestRootReplaced(t *testing.T) {
 	expect("installed in place, as on GKE", watch("2"), rootMounted)
 }
 
-// TestRootGone: that the host has no driver for a while is said once, and so is its return.
+// TestRootGone: the host's missing driver is logged once, and so is its return.
 func TestRootGone(t *testing.T) {
 	at, log := t.TempDir(), make(chan string, 10)
 	must(t, os.Mkdir(filepath.Join(at, "driver"), 0o755))
@@ -131,7 +131,7 @@ func (l lines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// TestNothingToCompare: a watch that could never find anything is refused.
+// TestNothingToCompare: a watch that could never see a change is refused.
 func TestNothingToCompare(t *testing.T) {
 	at := t.TempDir()
 	for _, test := range []struct{ mounted, host, want string }{

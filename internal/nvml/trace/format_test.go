@@ -12,7 +12,7 @@ import (
 
 const someHeader = `{"trace":1,"masked":true}` + "\n"
 
-// TestParseErrors checks that what is no trace is refused, and where it is not.
+// TestParseErrors checks that an invalid trace is refused, and that the error gives the line.
 func TestParseErrors(t *testing.T) {
 	tests := []struct {
 		name, trace string
@@ -54,8 +54,7 @@ func TestParseErrors(t *testing.T) {
 	}
 }
 
-// TestMethods holds how many numbers and what kind of answer stand for methods
-// whose arguments are not all handles and indices.
+// TestMethods checks the numbers and kind of answer for methods whose arguments are not all handles and indices.
 func TestMethods(t *testing.T) {
 	got := methods()
 	for name, want := range map[string]method{

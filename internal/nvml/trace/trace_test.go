@@ -46,7 +46,7 @@ func parse(t *testing.T, data []byte) nvml.Library {
 	return lib
 }
 
-// TestTraces checks that the traces in testdata are what their nodes answer.
+// TestTraces checks that the traces in testdata match their nodes' answers.
 func TestTraces(t *testing.T) {
 	for _, name := range simulated() {
 		t.Run(name, func(t *testing.T) {
@@ -74,8 +74,7 @@ func xid(node *simnode.Node) func(*testing.T, int) {
 	return func(t *testing.T, gpu int) { must(t, node.XID(gpu, 94, nvml.WholeGPU, nvml.WholeGPU)) }
 }
 
-// TestConformance holds the suite against every trace in testdata, those of
-// real nodes among them.
+// TestConformance runs the suite on every trace in testdata, including those of real nodes.
 func TestConformance(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.jsonl")
 	must(t, err)
@@ -92,7 +91,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestInventory checks that a node seen through its trace is the node.
+// TestInventory checks that a node's trace gives the node's inventory.
 func TestInventory(t *testing.T) {
 	for _, name := range []string{"dgx-a100+all-balanced", "mixed", "empty"} {
 		t.Run(name, func(t *testing.T) {
@@ -108,8 +107,8 @@ func TestInventory(t *testing.T) {
 	}
 }
 
-// TestMask checks that masked traces name no GPU, that masks are the same every
-// time, and that all else is as it was.
+// TestMask checks that masked traces name no GPU, that masks are reproducible, and that everything else is
+// unchanged.
 func TestMask(t *testing.T) {
 	record := func(options trace.Options) (string, int) {
 		var written bytes.Buffer
@@ -143,7 +142,7 @@ func TestMask(t *testing.T) {
 	}
 }
 
-// TestReplay holds what is answered, and when.
+// TestReplay checks which answers a replay gives, and when.
 func TestReplay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lib := parse(t, []byte(`{"trace":1,"masked":false}
@@ -195,8 +194,8 @@ func TestReplay(t *testing.T) {
 	})
 }
 
-// TestRecordEnds checks that a trace which cannot go on says so once, ends with a
-// whole line, and leaves the program alone.
+// TestRecordEnds checks that a trace that cannot go on reports it once, ends with a whole line, and does not
+// disturb the program.
 func TestRecordEnds(t *testing.T) {
 	full := errors.New("no space left on device")
 	tests := []struct {
@@ -232,7 +231,7 @@ func TestRecordEnds(t *testing.T) {
 	}
 }
 
-// TestRecordWaits checks that waits without an event leave no trace.
+// TestRecordWaits checks that waits without an event are not recorded.
 func TestRecordWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		node := simulate(t, "t4")
@@ -253,7 +252,7 @@ type writer func([]byte) (int, error)
 
 func (w writer) Write(p []byte) (int, error) { return w(p) }
 
-// sorted is the lines in order: GPUs may be read side by side.
+// sorted sorts the lines, as GPUs may be read concurrently.
 func sorted(text string) string {
 	lines := strings.Split(text, "\n")
 	slices.Sort(lines)

@@ -103,7 +103,7 @@ func layouts(g mig.Geometry, visit func([]mig.Partition)) {
 			visit(have)
 		}
 		for i := from; i < len(all); i++ {
-			if next := plus(used, g.Takes(all[i])); within(next, supply) {
+			if next := plus(used, g.Needs(all[i])); within(next, supply) {
 				grow(i+1, append(have[:len(have):len(have)], all[i]), next)
 			}
 		}
@@ -148,14 +148,14 @@ func TestEveryLayout(t *testing.T) {
 		for i, p := range layout {
 			claim.Requests = append(claim.Requests, request(fmt.Sprintf("r%d", i), "any", placedBy(p, 0)))
 			want = append(want, dra.DeviceName(n.GPUs[0].UUID, &sharing.Partition{Profile: p.Profile, Placement: p.Placement}, sharing.Unit{}))
-			used = plus(used, g.Takes(p))
+			used = plus(used, g.Needs(p))
 		}
 		if got := c.allocate("layout", claim); !slices.Equal(got, want) {
 			t.Fatalf("%v: %v", layout, got)
 		}
 		// One more place, a different one for each layout.
 		next := g.Placements()[count%len(g.Placements())]
-		if got := c.one("next", "any", placedBy(next, 0)); (got != nil) != (within(plus(used, g.Takes(next)), g.Supply()) && !slices.Contains(layout, next)) {
+		if got := c.one("next", "any", placedBy(next, 0)); (got != nil) != (within(plus(used, g.Needs(next)), g.Supply()) && !slices.Contains(layout, next)) {
 			t.Fatalf("%v beside %v: %v", next, layout, got)
 		}
 		if got := c.one("whole", "nvidia.com/gpu"); got != nil {

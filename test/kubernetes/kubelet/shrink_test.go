@@ -182,7 +182,7 @@ func (l *listHistory) removed(resource string) []removal {
 
 // excuse returns nil when Virgate had a right to remove the device during an admission that began
 // with the belief at this place, and otherwise an error with what the kubelet was told since then.
-func (l *listHistory) excuse(resource, id string, at int, ended time.Time, recovery delay.Duration) error {
+func (l *listHistory) excuse(resource, id string, at int, ended time.Time, quiet time.Duration) error {
 	if l.overtook(resource, id, at, ended, quiet) || l.flapped(resource, id, at) {
 		return nil
 	}
@@ -206,7 +206,7 @@ func (l *listHistory) excuse(resource, id string, at int, ended time.Time, recov
 // the belief at this place in force and ended by the given time. During it, the kubelet was told that the
 // device is Unhealthy, so it may have chosen the device before. By its end, the device had been Unhealthy
 // for the removal delay and was then removed. A device that was removed earlier is no excuse.
-func (l *listHistory) overtook(resource, id string, at int, ended time.Time, recovery delay.Duration) bool {
+func (l *listHistory) overtook(resource, id string, at int, ended time.Time, quiet time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(resource)

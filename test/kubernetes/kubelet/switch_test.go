@@ -234,7 +234,7 @@ func (l *listHistory) flapped(resource, id string, at int) bool {
 // stopped reports whether the resource's plugin rightly ended during an admission: during it, and at least
 // the removal delay before its end, the kubelet was told that no device is Healthy, and then that no device
 // is left.
-func (l *listHistory) stopped(resource string, at int, ended time.Time, recovery delay.Duration) bool {
+func (l *listHistory) stopped(resource string, at int, ended time.Time, quiet time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	a := l.account(resource)

@@ -62,7 +62,11 @@ func reference(t *testing.T) string {
 		section(part.title, "key | value | default | meaning")
 		for _, key := range documentKeys() {
 			if strings.HasPrefix(key.Path, part.prefix) && (part.prefix != "" || !strings.Contains(key.Path, ".")) {
-				row(&b, code(key.Path), cmp.Or(key.Form, valueForm(key)), keyDefault(key), ownMeaning(key.Own, key.Usage))
+				name := code(key.Path)
+				if key.Formerly != "" {
+					name += ", formerly " + code(key.Formerly)
+				}
+				row(&b, name, cmp.Or(key.Form, valueForm(key)), keyDefault(key), ownMeaning(key.Own, key.Usage))
 			}
 		}
 	}

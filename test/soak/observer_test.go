@@ -42,7 +42,7 @@ type observer struct {
 // counts are for the report.
 type counts struct{ lists, streams, grants, removed int }
 
-func newWitness(gpus func() []simnode.GPU) *observer {
+func newObserver(gpus func() []simnode.GPU) *observer {
 	return &observer{
 		gpus: gpus, lists: map[string]map[string]bool{}, grown: map[string]bool{}, held: map[string]map[string]map[string]bool{},
 		streams: map[string]int{}, dropped: map[string]bool{}, reset: map[string]string{},
@@ -294,7 +294,7 @@ func (w *observer) tally() counts {
 	return w.counts
 }
 
-func TestWitness(t *testing.T) {
+func TestObserver(t *testing.T) {
 	list := func(ids ...string) simkubelet.Event {
 		e := simkubelet.Event{Kind: simkubelet.ListReceived, Resource: gpuName}
 		for _, id := range ids {
@@ -354,7 +354,7 @@ func TestWitness(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			w := newWitness(func() []simnode.GPU {
+			w := newObserver(func() []simnode.GPU {
 				return []simnode.GPU{{UUID: "GPU-0", Partitions: []simnode.Partition{{UUID: "MIG-0"}}}}
 			})
 			for _, e := range append(begin[:len(begin):len(begin)], test.events...) {
@@ -369,9 +369,9 @@ func TestWitness(t *testing.T) {
 }
 
 // A partition that pods hold must stay, whatever removed it.
-func TestWitnessOfADestroyedPartition(t *testing.T) {
+func TestObserverOfADestroyedPartition(t *testing.T) {
 	gpus := []simnode.GPU{{UUID: "GPU-0", Partitions: []simnode.Partition{{UUID: "MIG-0"}}}}
-	w := newWitness(func() []simnode.GPU { return gpus })
+	w := newObserver(func() []simnode.GPU { return gpus })
 	w.take(simkubelet.Event{Kind: simkubelet.Allocated, Resource: gpuName, Pod: "a", Devices: []simkubelet.Device{{ID: "MIG-0"}}})
 	if wrong := w.check(); len(wrong) > 0 {
 		t.Fatal(wrong)

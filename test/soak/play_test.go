@@ -74,7 +74,7 @@ func (w *world) play(o operation) error {
 		if strings.HasPrefix(string(o.kind), "calm") {
 			return w.calm(o)
 		}
-		w.witness.disturbed()
+		w.observer.disturbed()
 		w.pods.disturb(connections)
 		return w.disturb(o)
 	}
@@ -105,7 +105,7 @@ func (w *world) hardware(o operation) error {
 	case pull:
 		return node.Remove(index)
 	case plug:
-		w.witness.resets(gpu)
+		w.observer.resets(gpu)
 		_, err := node.Add("")
 		return err
 	case failCall:
@@ -151,7 +151,7 @@ func (w *world) disturb(o operation) error {
 	case deleteSockets:
 		return w.removeSockets("virgate-*.sock")
 	case slowStream:
-		w.witness.slowed()
+		w.observer.slowed()
 		w.kubelet.DelayLists(o.delay)
 	case refuse:
 		w.kubelet.RefuseRegister(o.count)
@@ -198,7 +198,7 @@ func (w *world) settle(o operation) error {
 			return fmt.Errorf("invariant 1: registrations and streams before and after other replicas: %v, %v", w.streams, now)
 		}
 	}
-	w.witness.calm()
+	w.observer.calm()
 	w.pods.calm()
 	w.mayMiss = false
 	if o.wish.oneOnly {

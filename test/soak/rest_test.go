@@ -62,7 +62,7 @@ const slowEnd = 40 * time.Millisecond
 
 // unchanged disturbs a node at rest, which must then return to the same lists.
 func (w *world) unchanged(o operation, before settledNode, disturb func() error) error {
-	w.witness.disturbed()
+	w.observer.disturbed()
 	w.kubelet.DelayLists(slowEnd)
 	if err := disturb(); err != nil {
 		return err
@@ -71,7 +71,7 @@ func (w *world) unchanged(o operation, before settledNode, disturb func() error)
 		return err
 	}
 	w.kubelet.DelayLists(0)
-	w.witness.calm()
+	w.observer.calm()
 	return w.differ("8", o, before)
 }
 
@@ -136,7 +136,7 @@ func (w *world) reject(o operation) error {
 
 // nothing calls do, which must change nothing.
 func (w *world) nothing(invariant string, o operation, before settledNode, do func() error) error {
-	lists, streams := w.witness.tally().lists, w.countStreams()
+	lists, streams := w.observer.tally().lists, w.countStreams()
 	if err := do(); err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (w *world) nothing(invariant string, o operation, before settledNode, do fu
 	if diff := cmp.Diff(streams, w.countStreams()); diff != "" {
 		return fmt.Errorf("invariant %s: other streams (-before +after):\n%s", invariant, diff)
 	}
-	if now := w.witness.tally().lists; now != lists {
+	if now := w.observer.tally().lists; now != lists {
 		return fmt.Errorf("invariant %s: %d lists were sent", invariant, now-lists)
 	}
 	return nil

@@ -97,7 +97,7 @@ func lines(operations []operation) string {
 
 func (w *world) report(out interface{ Output() io.Writer }, seed, operations int, took time.Duration) {
 	writer := out.Output()
-	counted := w.witness.tally()
+	counted := w.observer.tally()
 	fmt.Fprintf(writer, "seed %d: %d operations in %s\n", seed, operations, took.Round(time.Second))
 	fmt.Fprintf(writer, "lists %d, streams %d, devices removed %d, grants %d\n", counted.lists, counted.streams, counted.removed, counted.grants)
 	fmt.Fprintf(writer, "stops %d, slowest %s; slowest rest %s; slowest registration after a lost stream %s\n",

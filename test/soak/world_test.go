@@ -39,14 +39,14 @@ import (
 
 // world performs a schedule.
 type world struct {
-	t       *testing.T
-	ctx     context.Context
-	site    site
-	kubelet *kubelettest.Kubelet
-	cluster *cluster
-	witness *observer
-	pods    *pods
-	program *program
+	t        *testing.T
+	ctx      context.Context
+	site     site
+	kubelet  *kubelettest.Kubelet
+	cluster  *cluster
+	observer *observer
+	pods     *pods
+	program  *program
 	// runs counts the runs of the program.
 	runs  int
 	uuids []string
@@ -85,7 +85,7 @@ func newWorld(t *testing.T, ctx context.Context, log *slog.Logger) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, ctx: ctx, witness: newWitness(node.GPUs), figures: figures{kinds: map[kind]int{}}, missed: map[int]bool{}}
+	w := &world{t: t, ctx: ctx, observer: newObserver(node.GPUs), figures: figures{kinds: map[kind]int{}}, missed: map[int]bool{}}
 	for _, gpu := range node.GPUs() {
 		w.uuids = append(w.uuids, gpu.UUID)
 	}
@@ -98,7 +98,7 @@ func newWorld(t *testing.T, ctx context.Context, log *slog.Logger) *world {
 	}
 	w.cluster, w.site.kubeconfig = newCluster(t, dir)
 	w.kubelet = kubelettest.New(simkubelet.Options{
-		Dir: w.site.dir, PodResourcesSocket: w.site.podResources, DelayPods: true, AllowOverlap: true, OnEvent: w.witness.take, Logger: log,
+		Dir: w.site.dir, PodResourcesSocket: w.site.podResources, DelayPods: true, AllowOverlap: true, OnEvent: w.observer.take, Logger: log,
 	})
 	w.pods = newPods(w.kubelet)
 
@@ -120,7 +120,7 @@ func newWorld(t *testing.T, ctx context.Context, log *slog.Logger) *world {
 
 // wrong returns everything that the observer, the pods and the kubelet complain of.
 func (w *world) wrong() []string {
-	return slices.Concat(w.witness.check(), w.pods.check(), w.kubelet.Violations())
+	return slices.Concat(w.observer.check(), w.pods.check(), w.kubelet.Violations())
 }
 
 // gpuAt returns the driver's index of the GPU; -1 if it was pulled.
@@ -131,7 +131,7 @@ func (w *world) gpuAt(ordinal int) (index int, gpu simnode.GPU) {
 
 // resetGPU resets the GPU, which must be in the node.
 func (w *world) resetGPU(gpu simnode.GPU) error {
-	w.witness.resets(gpu)
+	w.observer.resets(gpu)
 	return w.site.node.Heal(gpu.Index)
 }
 
@@ -203,7 +203,7 @@ func (w *world) rest(o operation) error {
 			since = unsettled
 			return unnoticed
 		}
-		if received := w.witness.tally().lists; since == unsettled || received != lists {
+		if received := w.observer.tally().lists; since == unsettled || received != lists {
 			since, lists = w.scans(), received
 		}
 		w.settled = now
@@ -221,7 +221,7 @@ func (w *world) rest(o operation) error {
 
 // now returns the node as it is, and the state it should reach.
 func (w *world) now(o operation) rest {
-	return rest{*o.wish, o.conditions, w.site.node.GPUs(), w.kubelet.Snapshot(), w.witness.resetPartitions()}
+	return rest{*o.wish, o.conditions, w.site.node.GPUs(), w.kubelet.Snapshot(), w.observer.resetPartitions()}
 }
 
 // unnoticed describes a resource whose number of streams differs between the kubelet and the program; empty

@@ -251,7 +251,7 @@ func migApplyCommand(environment environment) *cli.Command {
 		Description: "What pods or processes use stays as it is. Where a Virgate serves the node, set mig.config\n" +
 			"in its profile instead. The exit code is 1 when a GPU does not have its layout afterwards.\n\n" +
 			"Example: virgate mig apply --node sim:h100 --name all-balanced",
-		Flags: layoutFlags(environment, "[mig apply]"),
+		Flags: append(layoutFlags(environment, "[mig apply]"), command.OutputFlag()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			wanted, err := wantedLayout(ctx, cmd, environment)
 			if err != nil {
@@ -275,14 +275,21 @@ func migApplyCommand(environment environment) *cli.Command {
 				return err
 			}
 			var failed error
-			err = show(cmd, nil, nil, func(out *text) {
+			var names []string
+			for _, gpu := range gpus {
+				names = append(names, gpu.GPU)
+				if gpu.State != nodereport.LayoutApplied {
+					failed = command.ErrSilent
+				}
+			}
+			report := struct {
+				GPUs []nodereport.GPULayout `json:"gpus"`
+			}{gpus}
+			err = show(cmd, report, names, func(out *text) {
 				for _, gpu := range gpus {
 					out.Line("%s", strings.TrimSuffix(
 						fmt.Sprintf("GPU %d: %q %s: %s", gpu.Index, gpu.Wanted, gpu.State, gpu.Reason), ": "))
 					out.WriteString(drawLayout(gpu))
-					if gpu.State != nodereport.LayoutApplied {
-						failed = command.ErrSilent
-					}
 				}
 			})
 			return cmp.Or(err, failed)

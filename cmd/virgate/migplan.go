@@ -113,26 +113,33 @@ func migAssertCommand(environment environment) *cli.Command {
 	return &cli.Command{
 		Name:  "assert",
 		Usage: "checks whether the node has the layout; the exit code is 1 if not",
-		Description: "Prints the differences on standard output. A GPU that the layout does not mention does not\n" +
-			"differ; one that cannot have its part of the layout does.\n\n" +
+		Description: "Prints the differences; with -o name, the GPUs that differ. A GPU that the layout does not\n" +
+			"mention does not differ; one that cannot have its part of the layout does.\n\n" +
 			"Example: virgate mig assert --node sim:dgx-a100+all-balanced --name all-balanced",
-		Flags: layoutFlags(environment),
+		Flags: append(layoutFlags(environment), command.OutputFlag()),
 		Action: func(ctx context.Context, cmd *cli.Command) error {
 			_, plans, warnings, err := planNode(ctx, cmd, environment)
 			if err != nil {
 				return err
 			}
-			var differs error
-			err = show(cmd, nil, nil, func(out *text) {
+			var differing []string
+			for _, p := range plans {
+				if p.difference() != "" {
+					differing = append(differing, p.gpu.UUID)
+				}
+			}
+			err = show(cmd, migReport(plans, warnings), differing, func(out *text) {
 				for _, p := range plans {
 					if difference := p.difference(); difference != "" {
-						differs = command.ErrSilent
 						out.Line("GPU %d: %s", p.gpu.Index, difference)
 					}
 				}
 				out.Warnings(warnings)
 			})
-			return cmp.Or(err, differs)
+			if err == nil && differing != nil {
+				return command.ErrSilent
+			}
+			return err
 		},
 	}
 }

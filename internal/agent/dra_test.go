@@ -381,7 +381,7 @@ func TestDRAStorm(t *testing.T) {
 				case 5:
 					r.agent.planNow(r.ctx) // So that steps meet the loop at different moments.
 				}
-				byClaim := r.options.DRA.Claims.View().HeldPlaces()
+				byClaim := r.options.DRA.Claims.View().HeldUnits()
 				for _, pod := range r.kubelet.Snapshot().Pods {
 					for _, container := range pod.Containers {
 						for _, grant := range container.Grants {

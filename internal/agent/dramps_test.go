@@ -261,7 +261,7 @@ func TestDRAMPSStorm(t *testing.T) {
 		wanted := m.wants()
 		for uid := range has {
 			device := given[uid].Results[0].Device
-			gpu := "GPU-" + strings.TrimPrefix(dra.PlaceOf(device), "gpu-")
+			gpu := "GPU-" + strings.TrimPrefix(dra.UnitNameOf(device), "gpu-")
 			if byMPS := dra.ModeOf(device).Shares > 0; has[uid] && byMPS != strings.Contains(wanted, gpu) {
 				t.Fatalf("step %d: claim %s has %s, and daemons are wanted for %q", step, uid, device, wanted)
 			}

@@ -60,10 +60,10 @@ func wholeGPU(t *testing.T, node string) string {
 }
 
 // device is the name of the GPU's device at the place; "" is the whole GPU.
-func (o *onDemandRig) device(gpu int, place string) string {
+func (o *onDemandRig) device(gpu int, partition string) string {
 	name := strings.ToLower(o.sim.GPUs()[gpu].UUID)
-	if place != "" {
-		name += "-" + place
+	if partition != "" {
+		name += "-" + partition
 	}
 	return name
 }
@@ -85,8 +85,8 @@ func (o *onDemandRig) scan() []sharing.GPU {
 
 // at is the UUID of the partition at the device's place; "" without one.
 func (o *onDemandRig) at(device string) string {
-	for id, place := range dra.Places(o.scan()) {
-		if place.Name == device {
+	for id, named := range dra.UnitNames(o.scan()) {
+		if named.Name == device {
 			return id
 		}
 	}
@@ -387,11 +387,11 @@ func TestOnDemandUnderPods(t *testing.T) {
 	o.must(err)
 	held := status.Containers[0].Devices(oneG)[0]
 	var free, taken string
-	for id, place := range dra.Places(o.scan()) {
+	for id, named := range dra.UnitNames(o.scan()) {
 		if id == held {
-			taken = place.Name
+			taken = named.Name
 		} else {
-			free = place.Name
+			free = named.Name
 		}
 	}
 	o.policy.set(onDemandProfile(), nil)

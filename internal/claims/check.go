@@ -60,7 +60,7 @@ func CauseOf(err error) Cause {
 }
 
 // check returns why the claim may not have its devices; nil if it may. units are the node's units
-// by place. others are the holders of units that are not claims of this table, by the unit's UUID:
+// by unit name. others are the holders of units that are not claims of this table, by the unit's UUID:
 // pods of the device plugin and of other drivers.
 //
 // A device that is no longer offered, or not in that way, is acceptable while its unit is DRA's and
@@ -76,11 +76,11 @@ func (k kept) check(c dra.Claim, units map[string]Unit, others map[string]string
 		return err
 	}
 	for _, r := range c.Results {
-		unit := units[r.Place()]
+		unit := units[r.UnitName()]
 		if r.Admin {
 			continue
 		}
-		if path := k.Paths[cmp.Or(unit.Parent, unit.Place)]; !path.ByDRA() {
+		if path := k.Paths[cmp.Or(unit.Parent, unit.Name)]; !path.ByDRA() {
 			return refuse(InPlugin,
 				"claim %s: %s is offered by the device plugin, which gives it up for this claim as soon as no "+
 					"pod has it", c, r.Device)
@@ -110,8 +110,8 @@ func (k kept) fits(c dra.Claim, r dra.Result, unit Unit, units map[string]Unit) 
 	counted, left := map[string]bool{}, maps.Clone(unit.Supply)
 	take := func(u Unit) (ok bool) {
 		ok = true
-		if !counted[u.Place] {
-			counted[u.Place] = true
+		if !counted[u.Name] {
+			counted[u.Name] = true
 			for name, n := range u.Needs {
 				left[name] -= n
 				ok = ok && left[name] >= 0
@@ -122,10 +122,10 @@ func (k kept) fits(c dra.Claim, r dra.Result, unit Unit, units map[string]Unit) 
 	take(unit)
 	for _, other := range append([]dra.Claim{c}, k.Claims...) {
 		for _, has := range other.Results {
-			if has.Admin || !within(unit.Parent, has.Place()) {
+			if has.Admin || !within(unit.Parent, has.UnitName()) {
 				continue
 			}
-			taken, known := units[has.Place()]
+			taken, known := units[has.UnitName()]
 			if !known { // It is unknown which part of the GPU that was.
 				return refuse(Taken, "claim %s: claim %s still has %s", c, other, has.Device)
 			}
@@ -141,7 +141,7 @@ func (k kept) fits(c dra.Claim, r dra.Result, unit Unit, units map[string]Unit) 
 // there returns an error naming a device of the claim that the node does not have.
 func (kept) there(c dra.Claim, units map[string]Unit) error {
 	for _, r := range c.Results {
-		if _, known := units[r.Place()]; !known {
+		if _, known := units[r.UnitName()]; !known {
 			return refuse(NoDevice, "claim %s: the node has no %s now", c, r.Device)
 		}
 	}
@@ -156,7 +156,7 @@ func (k kept) room(c dra.Claim, r dra.Result, unit Unit) error {
 	for _, other := range k.Claims {
 		for _, has := range other.Results {
 			switch {
-			case has.Admin || has.Place() != unit.Place || other.UID == c.UID:
+			case has.Admin || has.UnitName() != unit.Name || other.UID == c.UID:
 			case !shared || has.Device != r.Device:
 				return refuse(Taken, "claim %s: claim %s still has %s", c, other, has.Device)
 			default:
@@ -166,13 +166,13 @@ func (k kept) room(c dra.Claim, r dra.Result, unit Unit) error {
 	}
 	if !shared {
 		if slices.ContainsFunc(c.Results,
-			func(o dra.Result) bool { return o != r && !o.Admin && o.Place() == unit.Place }) {
+			func(o dra.Result) bool { return o != r && !o.Admin && o.UnitName() == unit.Name }) {
 			return refuse(TooMany, "claim %s has %s twice", c, r.Device)
 		}
 		return nil
 	}
 	for _, own := range c.Results {
-		if own.Place() == unit.Place && !own.Admin {
+		if own.UnitName() == unit.Name && !own.Admin {
 			taken += own.Shares
 		}
 	}
@@ -200,7 +200,7 @@ func oneDaemon(c dra.Claim) error {
 		if c.ByName {
 			request = r.Request
 		}
-		if first, two := of[request]; two && dra.PlaceOf(first) != r.Place() {
+		if first, two := of[request]; two && dra.UnitNameOf(first) != r.UnitName() {
 			return refuse(TooMany,
 				"claim %s has shares by MPS of two units, %s and %s: a program talks to the daemon of one, so a "+
 					"container's shares must be of one unit", c, first, r.Device)

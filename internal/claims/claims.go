@@ -20,12 +20,12 @@ import (
 
 // Unit is a unit of the node as it is now.
 type Unit struct {
-	// Place is the unit's name, which stays the same while the hardware exists: dra.Place.
-	Place string
+	// Name stays the same while the hardware exists: dra.UnitName.
+	Name string
 	// ID is the unit's UUID, GPU the UUID of its GPU. A unit without ID does not exist now, and is
 	// made when a claim gets it.
 	ID, GPU string
-	// Parent is for units of a GPU that is divided for claims: the place of that GPU, for its parts
+	// Parent is for units of a GPU that is divided for claims: the name of that GPU, for its parts
 	// and for the GPU itself. The path of such a unit is the path of the GPU, and it Needs part of
 	// the GPU's Supply. Parent is empty for other units, which cannot conflict with each other.
 	Parent        string
@@ -42,14 +42,16 @@ type Unit struct {
 
 // kept is the data that outlives the program.
 type kept struct {
-	// Paths are the paths of units that are not the device plugin's, by place.
+	// Paths are the paths of units that are not the device plugin's, by unit name.
 	Paths map[string]units.Path `json:"paths"`
 	// Claims are the claims that were prepared and have not ended.
 	Claims []dra.Claim `json:"claims"`
 }
 
-// within reports whether the place is the GPU's or the place of a part of it.
-func within(gpu, place string) bool { return place == gpu || strings.HasPrefix(place, gpu+"-") }
+// within reports whether the unit is the GPU or a part of it.
+func within(gpu, unitName string) bool {
+	return unitName == gpu || strings.HasPrefix(unitName, gpu+"-")
+}
 
 // View is the table at one moment. It never changes.
 type View struct {
@@ -88,36 +90,37 @@ func (v View) Held() []string {
 	return slices.Compact(held)
 }
 
-// HeldPlaces returns the places of the units that claims have, with the first of these claims.
-func (v View) HeldPlaces() map[string]dra.Claim {
+// HeldUnits returns the names of the units that claims have, with the first of these claims.
+func (v View) HeldUnits() map[string]dra.Claim {
 	held := map[string]dra.Claim{}
 	for _, c := range v.Claims {
 		for _, r := range c.Results {
-			if _, known := held[r.Place()]; !known && !r.Admin {
-				held[r.Place()] = c
+			if _, known := held[r.UnitName()]; !known && !r.Admin {
+				held[r.UnitName()] = c
 			}
 		}
 	}
 	return held
 }
 
-// Holder returns a claim that has the unit at the place or a part of it.
-func (v View) Holder(place string) (dra.Claim, bool) {
+// Holder returns a claim that has the unit or a part of it.
+func (v View) Holder(unitName string) (dra.Claim, bool) {
 	for _, c := range v.Claims {
-		if slices.ContainsFunc(c.Results, func(r dra.Result) bool { return !r.Admin && within(place, r.Place()) }) {
+		has := func(r dra.Result) bool { return !r.Admin && within(unitName, r.UnitName()) }
+		if slices.ContainsFunc(c.Results, has) {
 			return c, true
 		}
 	}
 	return dra.Claim{}, false
 }
 
-// RefusedPlaces returns the places of the units that were allocated to refused claims.
-func (v View) RefusedPlaces() map[string]bool {
-	places := map[string]bool{}
+// RefusedUnits returns the names of the units that were allocated to refused claims.
+func (v View) RefusedUnits() map[string]bool {
+	unitNames := map[string]bool{}
 	for _, refused := range v.Refused {
 		for _, r := range refused.Claim.Results {
-			places[r.Place()] = places[r.Place()] || !r.Admin
+			unitNames[r.UnitName()] = unitNames[r.UnitName()] || !r.Admin
 		}
 	}
-	return places
+	return unitNames
 }

@@ -11,13 +11,13 @@ import (
 // OnMake sets the function that makes units for claims that do not exist yet: partitions, or the
 // whole of a divided GPU. There is one call at a time for each GPU, and meanwhile no claim gets
 // another unit of the GPU. OnMake must be called before Load.
-func (t *Table) OnMake(make func(ctx context.Context, place string) error) { t.make = make }
+func (t *Table) OnMake(make func(ctx context.Context, unitName string) error) { t.make = make }
 
 // lockGPUs waits until nothing is being made on the GPUs of which the claim gets parts.
 func (t *Table) lockGPUs(ctx context.Context, c dra.Claim) (unlock func(), err error) {
-	units, gpus := t.units.Load().byPlace, map[string]bool{}
+	units, gpus := t.units.Load().byName, map[string]bool{}
 	for _, r := range c.Results {
-		if with := units[r.Place()].Parent; with != "" && !r.Admin {
+		if with := units[r.UnitName()].Parent; with != "" && !r.Admin {
 			gpus[with] = true
 		}
 	}
@@ -46,12 +46,12 @@ func (t *Table) makeMissing(ctx context.Context, c dra.Claim) error {
 	for _, r := range c.Results {
 		for made := false; !r.Admin; {
 			units := t.units.Load()
-			unit, known := units.byPlace[r.Place()]
+			unit, known := units.byName[r.UnitName()]
 			switch {
 			case !known:
 				return refuse(NoDevice, "claim %s: the node has no %s now", c, r.Device)
 			case unit.ID == "" && !made:
-				if err := t.make(ctx, unit.Place); err != nil {
+				if err := t.make(ctx, unit.Name); err != nil {
 					return refuse(NotMade, "claim %s: %s is not made: %w", c, r.Device, err)
 				}
 				made = true

@@ -17,30 +17,30 @@ import (
 func divided(t *testing.T) *rig {
 	r := newRig(t)
 	has := map[string]int{"left": 1, "right": 1}
-	part := func(place string, takes map[string]int) Unit {
-		return Unit{Place: place, GPU: "GPU-a", Device: place, Parent: "gpu-a", Needs: takes, Supply: has}
+	part := func(unitName string, takes map[string]int) Unit {
+		return Unit{Name: unitName, GPU: "GPU-a", Device: unitName, Parent: "gpu-a", Needs: takes, Supply: has}
 	}
 	r.units = []Unit{
 		part("gpu-a", has), part("gpu-a-half-0", map[string]int{"left": 1}), part("gpu-a-half-1", map[string]int{"right": 1}),
-		part("gpu-a-most-0", has), {Place: "gpu-b", ID: "GPU-b", GPU: "GPU-b", Device: "gpu-b-ts", Shares: 4},
+		part("gpu-a-most-0", has), {Name: "gpu-b", ID: "GPU-b", GPU: "GPU-b", Device: "gpu-b-ts", Shares: 4},
 	}
 	r.start()
 	return r
 }
 
-// makes has each place exist once it is made.
+// makes has each partition exist once it is made.
 func (r *rig) makes(made *[]string) func(context.Context, string) error {
-	return func(_ context.Context, place string) error {
-		*made = append(*made, place)
-		r.be(place, "MIG-"+place)
+	return func(_ context.Context, unitName string) error {
+		*made = append(*made, unitName)
+		r.be(unitName, "MIG-"+unitName)
 		return nil
 	}
 }
 
-func (r *rig) be(place, id string) {
+func (r *rig) be(unitName, id string) {
 	r.units = slices.Clone(r.units)
 	for i := range r.units {
-		if r.units[i].Place == place {
+		if r.units[i].Name == unitName {
 			r.units[i].ID = id
 		}
 	}
@@ -51,11 +51,11 @@ func (r *rig) be(place, id string) {
 func TestPartsAreMade(t *testing.T) {
 	r := divided(t)
 	var made []string
-	r.OnMake(func(ctx context.Context, place string) error {
-		if held := r.View().HeldPlaces(); held[place].UID == "" {
-			t.Errorf("%s is made for nobody: %v", place, held)
+	r.OnMake(func(ctx context.Context, unitName string) error {
+		if held := r.View().HeldUnits(); held[unitName].UID == "" {
+			t.Errorf("%s is made for nobody: %v", unitName, held)
 		}
-		return r.makes(&made)(ctx, place)
+		return r.makes(&made)(ctx, unitName)
 	})
 	r.prepare(claim("1", "gpu-a-half-0", "gpu-b-ts"), "")
 	r.prepare(claim("1", "gpu-a-half-0", "gpu-b-ts"), "")
@@ -104,7 +104,7 @@ func TestPartsDoNotOverlap(t *testing.T) {
 	var made []string
 	r.OnMake(r.makes(&made))
 	r.prepare(claim("1", "gpu-a-half-0"), "")
-	r.units = slices.DeleteFunc(slices.Clone(r.units), func(u Unit) bool { return u.Place == "gpu-a-half-0" })
+	r.units = slices.DeleteFunc(slices.Clone(r.units), func(u Unit) bool { return u.Name == "gpu-a-half-0" })
 	r.SetUnits(r.units)
 	r.prepare(claim("2", "gpu-a-half-1"), "claim team/claim-1 still has gpu-a-half-0") // Wherever that is.
 	if err := r.SetPaths(map[string]units.Path{"gpu-a": units.Plugin}); err == nil || !strings.Contains(err.Error(), "claim-1") {
@@ -117,11 +117,11 @@ func TestNotMade(t *testing.T) {
 	r := divided(t)
 	var made []string
 	fails := true
-	r.OnMake(func(ctx context.Context, place string) error {
+	r.OnMake(func(ctx context.Context, unitName string) error {
 		if fails {
 			return errors.New("no driver")
 		}
-		return r.makes(&made)(ctx, place)
+		return r.makes(&made)(ctx, unitName)
 	})
 	r.prepare(claim("1", "gpu-a-half-0"), "claim team/claim-1: gpu-a-half-0 is not made: no driver")
 	if got := r.View().Refused["1"].Cause; got != NotMade {
@@ -133,9 +133,9 @@ func TestNotMade(t *testing.T) {
 	r.units[1].Fault = "XID 79"
 	r.be("gpu-a-half-0", "")
 	ctx, cancel := context.WithCancel(context.Background())
-	r.OnMake(func(ctx context.Context, place string) error {
+	r.OnMake(func(ctx context.Context, unitName string) error {
 		defer cancel()
-		return r.makes(&made)(ctx, place)
+		return r.makes(&made)(ctx, unitName)
 	})
 	if err := r.Prepare(ctx, claim("1", "gpu-a-half-0")); err == nil || !strings.Contains(err.Error(), "cannot be given yet: XID 79") {
 		t.Errorf("a partition that was just made is faulty: %v", err)
@@ -148,10 +148,10 @@ func TestOneAtATime(t *testing.T) {
 	r.be("gpu-a-half-1", "MIG-1")
 	var made []string
 	begun, goOn := make(chan struct{}), make(chan struct{})
-	r.OnMake(func(ctx context.Context, place string) error {
+	r.OnMake(func(ctx context.Context, unitName string) error {
 		close(begun)
 		<-goOn
-		return r.makes(&made)(ctx, place)
+		return r.makes(&made)(ctx, unitName)
 	})
 	ended := make(chan error, 2)
 	go func() { ended <- r.Prepare(context.Background(), claim("1", "gpu-a-half-0")) }()
@@ -161,7 +161,7 @@ func TestOneAtATime(t *testing.T) {
 	if err := r.Prepare(waits, claim("2", "gpu-a-half-1")); err == nil || !strings.Contains(err.Error(), "another partition of its GPU is being made") {
 		t.Errorf("%v", err)
 	}
-	if _, has := r.View().HeldPlaces()["gpu-a-half-1"]; has {
+	if _, has := r.View().HeldUnits()["gpu-a-half-1"]; has {
 		t.Error("a claim has a part of a GPU that is being changed")
 	}
 	r.must(r.Prepare(waits, claim("3", "gpu-b-ts"))) // Of another GPU.
@@ -179,10 +179,10 @@ func TestEndedWhileMade(t *testing.T) {
 		r := divided(t)
 		var made []string
 		begun, goOn := make(chan struct{}), make(chan struct{})
-		r.OnMake(func(ctx context.Context, place string) error {
+		r.OnMake(func(ctx context.Context, unitName string) error {
 			close(begun)
 			<-goOn
-			return cmp.Or(outcome, r.makes(&made)(ctx, place))
+			return cmp.Or(outcome, r.makes(&made)(ctx, unitName))
 		})
 		ended := make(chan error, 1)
 		go func() { ended <- r.Prepare(context.Background(), claim("1", "gpu-a-half-0")) }()

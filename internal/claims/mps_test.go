@@ -22,7 +22,7 @@ type entries struct {
 
 func (e *entries) Write(c dra.Claim, units map[string]Unit) error {
 	if e.fail == nil {
-		e.written[c.UID] = fmt.Sprint(units[c.Results[0].Place()].ID)
+		e.written[c.UID] = fmt.Sprint(units[c.Results[0].UnitName()].ID)
 	}
 	return e.fail
 }
@@ -44,8 +44,8 @@ func (e *entries) Keep(all []dra.Claim) error {
 func mpsRig(t *testing.T) (*rig, *entries) {
 	e := &entries{written: map[string]string{}}
 	r := &rig{t: t, store: &store{}, units: []Unit{
-		{Place: "gpu-a", ID: "GPU-a", GPU: "GPU-a", Device: "gpu-a-mps4", Shares: 4},
-		{Place: "gpu-b", ID: "GPU-b", GPU: "GPU-b", Device: "gpu-b-mps4", Shares: 4},
+		{Name: "gpu-a", ID: "GPU-a", GPU: "GPU-a", Device: "gpu-a-mps4", Shares: 4},
+		{Name: "gpu-b", ID: "GPU-b", GPU: "GPU-b", Device: "gpu-b-mps4", Shares: 4},
 	}}
 	r.startWith(e)
 	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.DRA, "gpu-b": units.DRA}))

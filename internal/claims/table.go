@@ -43,7 +43,7 @@ type Options struct {
 
 // Entries are the CDI entries of claims. The table calls the methods for one claim at a time.
 type Entries interface {
-	// Write makes or replaces the claim's entries. units are by place.
+	// Write makes or replaces the claim's entries. units are by name.
 	Write(c dra.Claim, units map[string]Unit) error
 	// Remove removes the claim's entries, if there are any.
 	Remove(c dra.Claim) error
@@ -69,10 +69,10 @@ type Table struct {
 	// tell is called after each change.
 	tell func()
 	// make is the function set by OnMake.
-	make func(ctx context.Context, place string) error
-	// units are the node's units by place; nil until they are known.
+	make func(ctx context.Context, unitName string) error
+	// units are the node's units by name; nil until they are known.
 	units atomic.Pointer[nodeUnits]
-	// gpus are the GPUs of which parts are made, by place. The goroutine that has taken a GPU from
+	// gpus are the GPUs of which parts are made, by unit name. The goroutine that has taken a GPU from
 	// its channel makes its parts.
 	gpus   sync.Map
 	view   atomic.Pointer[View]
@@ -109,9 +109,9 @@ func (t *Table) Tell() {
 	}
 }
 
-// nodeUnits are the node's units by place. They are valid until changed is closed.
+// nodeUnits are the node's units by name. They are valid until changed is closed.
 type nodeUnits struct {
-	byPlace map[string]Unit
+	byName  map[string]Unit
 	changed chan struct{}
 }
 
@@ -150,7 +150,7 @@ func (t *Table) Adopt(held []sharing.Allocation) error {
 		return errors.New("the node's units are not known yet")
 	}
 	byID := map[string]Unit{}
-	for _, unit := range node.byPlace {
+	for _, unit := range node.byName {
 		byID[unit.ID] = unit
 	}
 	t.mu.Lock()
@@ -167,9 +167,9 @@ func (t *Table) Adopt(held []sharing.Allocation) error {
 			}
 			for _, id := range a.Devices {
 				if unit, ok := byID[id]; ok {
-					k.Paths[unit.Place] = units.LeavingDRA
+					k.Paths[unit.Name] = units.LeavingDRA
 					c.Results = append(c.Results, dra.Result{
-						Device: cmp.Or(unit.Device, unit.Place),
+						Device: cmp.Or(unit.Device, unit.Name),
 						Shares: min(unit.Shares, 1),
 					})
 				}
@@ -190,7 +190,7 @@ func Adopted(c dra.Claim) bool { return strings.HasPrefix(c.UID, "adopted:") }
 func (t *Table) SetUnits(list []Unit) {
 	units := make(map[string]Unit, len(list))
 	for _, unit := range list {
-		units[unit.Place] = unit
+		units[unit.Name] = unit
 	}
 	if before := t.units.Swap(&nodeUnits{units, make(chan struct{})}); before != nil {
 		close(before.changed)
@@ -247,26 +247,26 @@ func (t *Table) change(change func(k *kept) error) error {
 	return nil
 }
 
-// SetPaths changes the paths of units, by place. The caller must have checked the conditions of
+// SetPaths changes the paths of units, by unit name. The caller must have checked the conditions of
 // each step. It is an error if a unit that a claim has would become the plugin's: the claim came
 // while the caller checked.
 func (t *Table) SetPaths(paths map[string]units.Path) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.change(func(k *kept) error {
-		for place, path := range paths {
+		for unitName, path := range paths {
 			if path == units.Plugin {
 				now := View{Claims: k.Claims}
-				_, itself := now.HeldPlaces()[place]
+				_, itself := now.HeldUnits()[unitName]
 				// A partition of a GPU that never became DRA's may have a path of its own and be a
 				// claim's.
-				if c, held := now.Holder(place); held && (itself || k.Paths[place].ByDRA()) {
-					return fmt.Errorf("%s does not leave DRA: claim %s has it", place, c)
+				if c, held := now.Holder(unitName); held && (itself || k.Paths[unitName].ByDRA()) {
+					return fmt.Errorf("%s does not leave DRA: claim %s has it", unitName, c)
 				}
-				delete(k.Paths, place)
+				delete(k.Paths, unitName)
 				continue
 			}
-			k.Paths[place] = path
+			k.Paths[unitName] = path
 		}
 		return nil
 	})
@@ -315,7 +315,7 @@ func (t *Table) Prepare(ctx context.Context, c dra.Claim) error {
 
 // give records that the claim has its devices, if it may have them.
 func (t *Table) give(c dra.Claim, held []sharing.Allocation, unread error) error {
-	units := t.units.Load().byPlace
+	units := t.units.Load().byName
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.change(func(k *kept) error {
@@ -409,7 +409,7 @@ func (t *Table) look() {
 	for _, name := range (View{Claims: t.kept.Claims}).Held() {
 		device := dra.DeviceHealth{Device: name, Healthy: true}
 		if units != nil {
-			unit, known := units.byPlace[dra.PlaceOf(name)]
+			unit, known := units.byName[dra.UnitNameOf(name)]
 			device.Reason = t.mode.of(unit, name)
 			if !known {
 				device.Reason = "the node does not have it any more"

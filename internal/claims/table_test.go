@@ -51,8 +51,8 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	r := &rig{t: t, store: &store{}, units: []Unit{
-		{Place: "gpu-a", ID: "GPU-a", GPU: "GPU-a", Device: "gpu-a"},
-		{Place: "gpu-b", ID: "GPU-b", GPU: "GPU-b", Device: "gpu-b-ts", Shares: 4},
+		{Name: "gpu-a", ID: "GPU-a", GPU: "GPU-a", Device: "gpu-a"},
+		{Name: "gpu-b", ID: "GPU-b", GPU: "GPU-b", Device: "gpu-b-ts", Shares: 4},
 	}}
 	r.start()
 	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.DRA, "gpu-b": units.DRA}))
@@ -194,7 +194,7 @@ func TestPreparedStays(t *testing.T) {
 // of it, which is on DRA by itself.
 func TestPartsOfAnother(t *testing.T) {
 	r := newRig(t)
-	r.units = append(r.units, Unit{Place: "gpu-a-1g10gb-0", ID: "MIG-0", GPU: "GPU-a", Device: "gpu-a-1g10gb-0"})
+	r.units = append(r.units, Unit{Name: "gpu-a-1g10gb-0", ID: "MIG-0", GPU: "GPU-a", Device: "gpu-a-1g10gb-0"})
 	r.SetUnits(r.units)
 	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.LeavingPlugin, "gpu-a-1g10gb-0": units.DRA}))
 	r.prepare(claim("1", "gpu-a-1g10gb-0"), "")
@@ -256,7 +256,7 @@ func TestNotServing(t *testing.T) {
 	if err := table.Prepare(context.Background(), claim("1", "gpu-a")); !errors.Is(err, ErrNotServing) {
 		t.Error(err)
 	}
-	table.SetUnits([]Unit{{Place: "gpu-a"}})
+	table.SetUnits([]Unit{{Name: "gpu-a"}})
 	if err := table.Prepare(context.Background(), claim("1", "gpu-a")); !errors.Is(err, ErrNotServing) {
 		t.Error(err)
 	}
@@ -293,14 +293,14 @@ func TestRandom(t *testing.T) {
 				}
 			case 5:
 				i := random.IntN(2)
-				if r.units[i].Device = r.units[i].Place; random.IntN(2) == 0 {
+				if r.units[i].Device = r.units[i].Name; random.IntN(2) == 0 {
 					r.units[i].Device += "-ts"
 					r.units[i].Shares = int64(1 + random.IntN(4))
 				}
 				r.SetUnits(r.units)
 			case 6:
-				place := []string{"gpu-a", "gpu-b"}[random.IntN(2)]
-				_ = r.SetPaths(map[string]units.Path{place: []units.Path{units.Plugin, units.LeavingPlugin, units.DRA, units.LeavingDRA}[random.IntN(4)]})
+				unitName := []string{"gpu-a", "gpu-b"}[random.IntN(2)]
+				_ = r.SetPaths(map[string]units.Path{unitName: []units.Path{units.Plugin, units.LeavingPlugin, units.DRA, units.LeavingDRA}[random.IntN(4)]})
 			case 7:
 				r.start()
 			}
@@ -310,17 +310,17 @@ func TestRandom(t *testing.T) {
 					t.Fatalf("seed %d, step %d: %s has a device and was told that it has none", seed, step, c)
 				}
 				device := c.Results[0].Device
-				by[dra.PlaceOf(device)] = append(by[dra.PlaceOf(device)], device)
+				by[dra.UnitNameOf(device)] = append(by[dra.UnitNameOf(device)], device)
 			}
 			if len(r.View().Claims) != len(known) {
 				t.Fatalf("seed %d, step %d: %d claims, %d were told that they have a device", seed, step, len(r.View().Claims), len(known))
 			}
-			for place, devices := range by {
+			for unitName, devices := range by {
 				if len(slices.Compact(slices.Clone(devices))) > 1 || len(devices) > 1 && dra.ModeOf(devices[0]) == sharing.Exclusive {
-					t.Fatalf("seed %d, step %d: %s is given as %v", seed, step, place, devices)
+					t.Fatalf("seed %d, step %d: %s is given as %v", seed, step, unitName, devices)
 				}
-				if r.View().Paths[place] == units.Plugin {
-					t.Fatalf("seed %d, step %d: %s is the device plugin's and a claim's", seed, step, place)
+				if r.View().Paths[unitName] == units.Plugin {
+					t.Fatalf("seed %d, step %d: %s is the device plugin's and a claim's", seed, step, unitName)
 				}
 			}
 		}

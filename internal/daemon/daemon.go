@@ -277,7 +277,7 @@ func cdiSource(o Options, node *nvml.Node, gpus GPUs, startup configs.StartupSet
 		source = cdi.Guarded{Source: cdi.NewDriver(driverOptions(startup, o.HostRoot, o.Logger)), Open: node.OpenAll}
 	}
 	if o.DRA != nil {
-		source = cdi.Aliased{Source: source, Alias: placeNames}
+		source = cdi.Aliased{Source: source, Alias: unitNames}
 	}
 	return source
 }

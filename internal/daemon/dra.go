@@ -88,7 +88,7 @@ func (p preparer) Prepare(ctx context.Context, c dra.Claim) (names [][]string, e
 		return nil, err
 	}
 	for i, r := range c.Results {
-		all := []string{grant.CDIName(grant.CDIClass, r.Place())}
+		all := []string{grant.CDIName(grant.CDIClass, r.UnitName())}
 		if byMPS(r) {
 			all = append(all, cdi.ClaimName(c.UID, i))
 		}
@@ -135,7 +135,7 @@ func (e claimEntries) Write(c dra.Claim, units map[string]claims.Unit) error {
 	entries := map[int]grant.Edits{}
 	for i, r := range c.Results {
 		if byMPS(r) {
-			unit := units[r.Place()]
+			unit := units[r.UnitName()]
 			entries[i] = grant.MPSAccess(e.mpsRoot, unit.ID,
 				sharing.NewMPSLimit(int(r.Shares), dra.ModeOf(r.Device).Shares, unit.Memory))
 		}
@@ -155,11 +155,11 @@ func (e claimEntries) Keep(all []dra.Claim) error {
 	return e.ClaimSpecs.Keep(uids)
 }
 
-// placeNames returns the names of the GPUs' units in claims, by UUID.
-func placeNames(gpus []sharing.GPU) map[string]string {
+// unitNames returns the names of the GPUs' units in claims, by UUID.
+func unitNames(gpus []sharing.GPU) map[string]string {
 	names := map[string]string{}
-	for id, place := range dra.Places(gpus) {
-		names[id] = place.Name
+	for id, named := range dra.UnitNames(gpus) {
+		names[id] = named.Name
 	}
 	return names
 }
@@ -176,9 +176,9 @@ func claimedUnits(
 			return others.Units(driver, devices, names)
 		}
 		gpus, _ := inventory() // After an error they are the last known ones.
-		for id, place := range placeNames(gpus) {
+		for id, unitName := range unitNames(gpus) {
 			for _, device := range devices {
-				if dra.PlaceOf(device) == place {
+				if dra.UnitNameOf(device) == unitName {
 					units = append(units, id)
 				}
 			}

@@ -41,12 +41,12 @@ func TestClaimedUnits(t *testing.T) {
 	gpus := []sharing.GPU{{UUID: uuid}}
 	inventory := func() ([]sharing.GPU, error) { return gpus, nil }
 	units := claimedUnits(inventory, cdi.NewClaims(inventory))
-	place := strings.ToLower(uuid)
+	unitName := strings.ToLower(uuid)
 	for _, test := range []struct {
 		driver, device string
 	}{
-		{"gpu.virgate.github.io", place},
-		{"gpu.nvidia.com", place + "-ts"},
+		{"gpu.virgate.github.io", unitName},
+		{"gpu.nvidia.com", unitName + "-ts"},
 		{"gpu.nvidia.com", "gpu-0"}, // Of NVIDIA's driver.
 	} {
 		got, guessed := units(test.driver, []string{test.device}, nil)
@@ -55,7 +55,7 @@ func TestClaimedUnits(t *testing.T) {
 		}
 	}
 	for _, driver := range []string{"gpu.virgate.github.io", "gpu.nvidia.com"} {
-		if got, guessed := units(driver, []string{place + "-1g10gb-4"}, nil); len(got) > 0 || guessed {
+		if got, guessed := units(driver, []string{unitName + "-1g10gb-4"}, nil); len(got) > 0 || guessed {
 			t.Errorf("a partition that is gone, of %s: %v, guessed %t", driver, got, guessed)
 		}
 	}

@@ -42,7 +42,7 @@ func BenchmarkDecide(b *testing.B) {
 	onDemandOf(&divided, divided.GPUs[0].UUID)
 	for _, gpu := range divided.GPUs {
 		divided.DRA.Geometries[gpu.UUID] = Geometry{State: sharing.MIGState{Geometry: geometry}}
-		divided.DRA.View.Paths[dra.Place(gpu.UUID, nil)] = units.DRA
+		divided.DRA.View.Paths[dra.UnitName(gpu.UUID, nil)] = units.DRA
 	}
 	for name, facts := range map[string]Facts{"8000 devices": shared, "on demand": divided} {
 		b.Run(name, func(b *testing.B) {

@@ -39,14 +39,14 @@ type Decision struct {
 	Plan sharing.Plan
 	// Owners are the owners of the units, by UUID.
 	Owners map[string]units.Owner
-	// Units are the units that are or could be offered, by place (dra.Place), if this program
+	// Units are the units that are or could be offered, by name (dra.UnitName), if this program
 	// serves claims. It is nil while the possible partitions of a GPU have not been read yet.
 	Units map[string]Unit
 	// Offer is DRA's new offer; nil leaves the published offer unchanged.
 	Offer *dra.Offer
 
-	// places are the places of the node's units, by UUID.
-	places map[string]dra.Placed
+	// unitNames has the names of the node's units, by UUID.
+	unitNames map[string]dra.NamedUnit
 	// forDRA are the plan's units that DRA should offer, by UUID.
 	forDRA map[string]bool
 	// onDemand are the GPUs whose partitions are made for claims.
@@ -80,7 +80,7 @@ func planUnits(f *Facts, d *Decision) { d.Plan = sharing.NewPlan(f.GPUs, f.Profi
 // assignOwners finds the owners of all units of the node. A unit that the profile does not offer
 // may also be DRA's, or reserved.
 func assignOwners(f *Facts, d *Decision) {
-	d.places = dra.Places(f.GPUs)
+	d.unitNames = dra.UnitNames(f.GPUs)
 	var paths map[string]units.Path
 	if f.DRA != nil {
 		d.onDemand = f.DRA.divided(f.GPUs, f.Profile)
@@ -91,14 +91,14 @@ func assignOwners(f *Facts, d *Decision) {
 		all = append(all, units.Unit{
 			UUID:   gpu.UUID,
 			GPU:    gpu.UUID,
-			Path:   paths[dra.Place(gpu.UUID, nil)],
+			Path:   paths[dra.UnitName(gpu.UUID, nil)],
 			ForDRA: d.forDRA[gpu.UUID],
 		})
 		for _, p := range gpu.Partitions {
 			all = append(all, units.Unit{
 				UUID:   p.UUID,
 				GPU:    gpu.UUID,
-				Path:   paths[d.places[p.UUID].Name],
+				Path:   paths[d.unitNames[p.UUID].Name],
 				ForDRA: d.forDRA[p.UUID],
 			})
 		}

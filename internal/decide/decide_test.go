@@ -59,7 +59,7 @@ func onDemandOf(f *Facts, gpu string) {
 		f.DRA.Geometries[g.UUID] = Geometry{State: sharing.MIGState{}}
 	}
 	f.DRA.Geometries[gpu] = Geometry{State: sharing.MIGState{Geometry: geometry}}
-	f.DRA.View.Paths[dra.Place(gpu, nil)] = units.DRA
+	f.DRA.View.Paths[dra.UnitName(gpu, nil)] = units.DRA
 }
 
 // say lists the plan's units, faulty ones in lower case, and DRA's offer.
@@ -194,9 +194,9 @@ func TestDecide(t *testing.T) {
 func TestReleasedUnits(t *testing.T) {
 	f := Facts{GPUs: node(), Profile: profile(), Reservations: []units.Reservation{{Purpose: units.Release, GPU: "GPU-a"}}}
 	serving(&f, whole)
-	for place, want := range map[string]string{"gpu-a": releasedFault, "gpu-c": ""} {
-		if unit := Decide(f).Units[place]; unit.Fault != want || unit.ID == "" {
-			t.Errorf("%s: %+v, want fault %q", place, unit, want)
+	for unitName, want := range map[string]string{"gpu-a": releasedFault, "gpu-c": ""} {
+		if unit := Decide(f).Units[unitName]; unit.Fault != want || unit.ID == "" {
+			t.Errorf("%s: %+v, want fault %q", unitName, unit, want)
 		}
 	}
 }
@@ -206,9 +206,9 @@ func TestReleasedOnDemand(t *testing.T) {
 	f := Facts{GPUs: node(), Profile: profile(), Reservations: []units.Reservation{{Purpose: units.Release, GPU: "GPU-b"}}}
 	onDemandOf(&f, "GPU-b")
 	all := Decide(f).Units
-	for place, unit := range all {
+	for unitName, unit := range all {
 		if want := map[bool]string{true: releasedFault}[unit.GPU == "GPU-b"]; unit.Fault != want {
-			t.Errorf("%s: fault %q, want %q", place, unit.Fault, want)
+			t.Errorf("%s: fault %q, want %q", unitName, unit.Fault, want)
 		}
 	}
 	if len(all) < 10 {
@@ -248,8 +248,8 @@ func random(r *rand.Rand) Facts {
 	}
 	if r.IntN(4) > 0 {
 		serving(&f, []string{whole, half}[:r.IntN(3)]...)
-		for _, place := range dra.Places(f.GPUs) {
-			f.DRA.View.Paths[place.Name] = []units.Path{units.Plugin, units.LeavingPlugin, units.DRA, units.LeavingDRA}[r.IntN(4)]
+		for _, named := range dra.UnitNames(f.GPUs) {
+			f.DRA.View.Paths[named.Name] = []units.Path{units.Plugin, units.LeavingPlugin, units.DRA, units.LeavingDRA}[r.IntN(4)]
 		}
 		f.DRA.View.Paths["gpu-b"] = []units.Path{units.Plugin, units.LeavingPlugin, units.DRA, units.LeavingDRA}[r.IntN(4)]
 		if geometry, _ := mig.GeometryOf(0x2330); r.IntN(2) == 0 { // Partitions are made for claims.
@@ -275,14 +275,14 @@ func FuzzDecide(f *testing.F) {
 		d := Decide(facts)
 		byDRA := map[string]bool{}
 		for _, device := range offered(d) {
-			byDRA[dra.PlaceOf(device)] = true
+			byDRA[dra.UnitNameOf(device)] = true
 		}
 		planned := map[string]bool{}
 		for _, r := range d.Plan.Resources {
 			for _, u := range r.Units {
 				planned[u.ID] = true
 				owner := d.Owners[u.ID]
-				if byDRA[d.places[u.ID].Name] || owner.Path != units.Plugin {
+				if byDRA[d.unitNames[u.ID].Name] || owner.Path != units.Plugin {
 					t.Errorf("%s is the device plugin's, and %v", u.ID, owner)
 				}
 				if owner.ReservedFor(units.Pause, units.Release, units.MIGChange) {
@@ -290,13 +290,13 @@ func FuzzDecide(f *testing.F) {
 				}
 			}
 		}
-		for id, at := range d.places {
+		for id, at := range d.unitNames {
 			if owner := d.Owners[id]; byDRA[at.Name] && (owner.Path != units.DRA || !owner.Offered || owner.ReservedFor(units.Pause, units.Release, units.MIGChange)) {
 				t.Errorf("%s is offered by DRA: %v", id, owner)
 			}
 		}
 		for _, gpu := range facts.GPUs {
-			if d.Owners[gpu.UUID].ReservedFor(units.Pause, units.Release) && slices.ContainsFunc(offered(d), func(device string) bool { return strings.HasPrefix(device, dra.Place(gpu.UUID, nil)) }) {
+			if d.Owners[gpu.UUID].ReservedFor(units.Pause, units.Release) && slices.ContainsFunc(offered(d), func(device string) bool { return strings.HasPrefix(device, dra.UnitName(gpu.UUID, nil)) }) {
 				t.Errorf("%s is released, and DRA offers something of it", gpu.UUID)
 			}
 		}

@@ -48,11 +48,11 @@ type Unit struct {
 func (u Unit) PluginUnit() string { return cmp.Or(u.ID, u.GPU) }
 
 // Follows reports whether the unit has the path of the GPU of which it is a part.
-func (u Unit) Follows() bool { return u.Parent != "" && u.Parent != u.Place }
+func (u Unit) Follows() bool { return u.Parent != "" && u.Parent != u.Name }
 
 // ByDRA reports whether a claim may get the unit at any moment.
 func (u Unit) ByDRA(paths map[string]units.Path) bool {
-	return paths[u.Place].ByDRA() || paths[dra.Place(u.GPU, nil)].ByDRA()
+	return paths[u.Name].ByDRA() || paths[dra.UnitName(u.GPU, nil)].ByDRA()
 }
 
 // NoDRA is the warning about a profile with dra.resources if this program serves no claims.
@@ -121,7 +121,7 @@ func (d *Decision) wanted(f *Facts) map[string]bool {
 		for _, u := range r.Units {
 			_, divided := d.onDemand.gpus[u.GPU]
 			offered := f.Profile.DRA.Offers(r.Name) && (u.Replicas < 2 || !f.DRA.State.Without.Shares)
-			wanted[u.ID] = d.places[u.ID].Name != "" && (divided || offered)
+			wanted[u.ID] = d.unitNames[u.ID].Name != "" && (divided || offered)
 		}
 	}
 	return wanted
@@ -143,9 +143,9 @@ func (d *Decision) split(f *Facts) {
 	}
 	plan := d.Plan.MarkUnavailable(f.Host.NoCDIEntry)
 	byDRA := plan.Drop(func(u sharing.Unit) bool {
-		place := d.places[u.ID].Name
-		return !all[place].ForDRA || view.Paths[place] != units.DRA ||
-			f.DRA.State.Without.Taints && (all[place].Fault != "" || !u.Health.Healthy())
+		unitName := d.unitNames[u.ID].Name
+		return !all[unitName].ForDRA || view.Paths[unitName] != units.DRA ||
+			f.DRA.State.Without.Taints && (all[unitName].Fault != "" || !u.Health.Healthy())
 	})
 	d.Plan = d.Plan.Drop(func(u sharing.Unit) bool {
 		owner := d.Owners[u.ID]
@@ -182,23 +182,23 @@ func (d *Decision) fault(f *Facts, unit, gpu string) string {
 	return ""
 }
 
-// plannedUnits returns the units of the plan, by place, including released ones.
+// plannedUnits returns the units of the plan, by unit name, including released ones.
 func (d *Decision) plannedUnits(f *Facts) map[string]Unit {
 	all := map[string]Unit{}
 	for _, r := range d.withReleased.Resources {
 		for _, u := range r.Units {
-			place := d.places[u.ID]
-			if place.Name == "" {
+			named := d.unitNames[u.ID]
+			if named.Name == "" {
 				continue
 			}
 			unit := Unit{claims.Unit{
-				Place:  place.Name,
+				Name:   named.Name,
 				ID:     u.ID,
 				GPU:    u.GPU,
 				Memory: u.Memory,
-			}, r.Name, u, d.forDRA[u.ID], place.Partition}
+			}, r.Name, u, d.forDRA[u.ID], named.Partition}
 			if _, divided := d.onDemand.gpus[u.GPU]; unit.ForDRA && !divided {
-				unit.Device = dra.DeviceName(u.GPU, place.Partition, u)
+				unit.Device = dra.DeviceName(u.GPU, named.Partition, u)
 				if u.Replicas > 1 {
 					unit.Shares = int64(u.Replicas)
 				}
@@ -207,7 +207,7 @@ func (d *Decision) plannedUnits(f *Facts) map[string]Unit {
 			if d.released(u.ID) {
 				unit.Fault = releasedFault
 			}
-			all[place.Name] = unit
+			all[named.Name] = unit
 		}
 	}
 	return all
@@ -222,10 +222,10 @@ func (d *Decision) leaving(f *Facts, all map[string]Unit) map[string]mig.Geometr
 	for _, unit := range all {
 		wanted[unit.GPU] = wanted[unit.GPU] || unit.ForDRA
 	}
-	gone := f.DRA.View.HeldPlaces()
-	maps.DeleteFunc(gone, func(place string, _ dra.Claim) bool { return all[place].ID != "" })
+	gone := f.DRA.View.HeldUnits()
+	maps.DeleteFunc(gone, func(unitName string, _ dra.Claim) bool { return all[unitName].ID != "" })
 	for _, gpu := range f.GPUs {
-		whole, g := dra.Place(gpu.UUID, nil), f.DRA.Geometries[gpu.UUID]
+		whole, g := dra.UnitName(gpu.UUID, nil), f.DRA.Geometries[gpu.UUID]
 		if g.Unknown == nil && len(g.State.Geometry.Profiles) > 0 && f.DRA.View.Paths[whole].ByDRA() &&
 			(!wanted[gpu.UUID] || HasPart(gone, whole)) {
 			leaving[gpu.UUID] = g.State.Geometry
@@ -253,9 +253,9 @@ func (d *Decision) addOnDemand(
 				continue
 			}
 		}
-		whole := dra.Place(gpu.UUID, nil)
+		whole := dra.UnitName(gpu.UUID, nil)
 		unit := all[whole]
-		unit.Place = whole
+		unit.Name = whole
 		unit.GPU = gpu.UUID
 		unit.Parent = whole
 		unit.ForDRA = unit.ForDRA ||
@@ -279,14 +279,14 @@ func (d *Decision) addOnDemand(
 			offered[gpu.UUID] = g
 		}
 		part := func(at *sharing.Partition, id string) {
-			place := dra.Place(gpu.UUID, at)
-			if other, there := all[place]; id == "" && there && other.ID != "" {
+			unitName := dra.UnitName(gpu.UUID, at)
+			if other, there := all[unitName]; id == "" && there && other.ID != "" {
 				return
 			}
 			takes := g.Needs(mig.Partition{Profile: at.Profile, Placement: at.Placement})
-			all[place] = Unit{
+			all[unitName] = Unit{
 				claims.Unit{
-					Place:  place,
+					Name:   unitName,
 					ID:     id,
 					GPU:    gpu.UUID,
 					Parent: whole,
@@ -294,7 +294,7 @@ func (d *Decision) addOnDemand(
 					Supply: g.Supply(),
 					Fault:  fault(id),
 				},
-				all[place].Resource, sharing.Unit{}, wanted, at,
+				all[unitName].Resource, sharing.Unit{}, wanted, at,
 			}
 		}
 		for i := range gpu.Partitions {
@@ -305,22 +305,22 @@ func (d *Decision) addOnDemand(
 		}
 	}
 	for _, possible := range dra.OnDemandUnits(f.GPUs, offered, f.Profile) {
-		place := dra.Place(possible.GPU.UUID, possible.Partition)
-		unit := all[place]
+		unitName := dra.UnitName(possible.GPU.UUID, possible.Partition)
+		unit := all[unitName]
 		unit.Resource, unit.Device = possible.Resource.Name,
 			dra.DeviceName(possible.GPU.UUID, possible.Partition, possible.Unit)
 		if possible.Unit.Replicas > 1 {
 			unit.Shares = int64(possible.Unit.Replicas)
 		}
-		all[place] = unit
+		all[unitName] = unit
 	}
 	return offered
 }
 
-// HasPart reports whether a part of the unit is among the places.
-func HasPart[T any](places map[string]T, unit string) bool {
-	for place := range places {
-		if strings.HasPrefix(place, unit+"-") {
+// HasPart reports whether a part of the unit is among them.
+func HasPart[T any](unitNames map[string]T, unit string) bool {
+	for unitName := range unitNames {
+		if strings.HasPrefix(unitName, unit+"-") {
 			return true
 		}
 	}

@@ -35,8 +35,8 @@ type Result struct {
 	Admin bool `json:"admin,omitempty"`
 }
 
-// Place returns the place of the unit, which does not depend on how the unit is shared.
-func (r Result) Place() string { return PlaceOf(r.Device) }
+// UnitName returns the name of the unit, which does not depend on how the unit is shared.
+func (r Result) UnitName() string { return UnitNameOf(r.Device) }
 
 // DeviceHealth is the health of a device that a claim has.
 type DeviceHealth struct {

@@ -35,23 +35,23 @@ func suffixOf(mode sharing.Mode) string {
 	return ""
 }
 
-// parseName is the reverse of nameOf: it returns the name of the unit's place, and the mode.
-func parseName(device string) (place string, mode sharing.Mode) {
+// parseName is the reverse of nameOf: it returns the unit's name, and the mode.
+func parseName(device string) (unitName string, mode sharing.Mode) {
 	if i := strings.LastIndex(device, mpsSuffix); i >= 0 {
 		if n, err := strconv.Atoi(device[i+len(mpsSuffix):]); err == nil && n > 0 {
 			return device[:i], sharing.MPSMode(n)
 		}
 	}
-	if place, is := strings.CutSuffix(device, slicesSuffix); is {
-		return place, sharing.TimeSliced
+	if unitName, is := strings.CutSuffix(device, slicesSuffix); is {
+		return unitName, sharing.TimeSliced
 	}
 	return device, sharing.Exclusive
 }
 
-// PlaceOf returns the place of the unit that is offered under this device name.
-func PlaceOf(device string) string {
-	place, _ := parseName(device)
-	return place
+// UnitNameOf returns the name of the unit that is offered under this device name.
+func UnitNameOf(device string) string {
+	unitName, _ := parseName(device)
+	return unitName
 }
 
 // ModeOf returns how claims share a device with this name.
@@ -74,29 +74,29 @@ func DeviceName(gpu string, p *sharing.Partition, unit sharing.Unit) string {
 	return nameOf(gpu, p, unit.Mode())
 }
 
-// Place returns the name of a unit. It stays the same while the hardware exists, however the unit
+// UnitName returns the name of a unit. It stays the same while the hardware exists, however the unit
 // is shared.
-func Place(gpu string, p *sharing.Partition) string { return nameOf(gpu, p, sharing.Exclusive) }
+func UnitName(gpu string, p *sharing.Partition) string { return nameOf(gpu, p, sharing.Exclusive) }
 
-// Placed is a unit's place and its partition; the partition is nil for a whole GPU.
-type Placed struct {
+// NamedUnit is a unit's name and its partition; the partition is nil for a whole GPU.
+type NamedUnit struct {
 	Name      string
 	Partition *sharing.Partition
 }
 
-// Places returns the places of the GPUs' units, by UUID.
-func Places(gpus []sharing.GPU) map[string]Placed {
-	places := map[string]Placed{}
+// UnitNames returns the GPUs' units with their names, by UUID.
+func UnitNames(gpus []sharing.GPU) map[string]NamedUnit {
+	named := map[string]NamedUnit{}
 	for _, gpu := range gpus {
 		if !gpu.MIG {
-			places[gpu.UUID] = Placed{Place(gpu.UUID, nil), nil}
+			named[gpu.UUID] = NamedUnit{UnitName(gpu.UUID, nil), nil}
 		}
 		for i := range gpu.Partitions {
 			p := &gpu.Partitions[i]
-			places[p.UUID] = Placed{Place(gpu.UUID, p), p}
+			named[p.UUID] = NamedUnit{UnitName(gpu.UUID, p), p}
 		}
 	}
-	return places
+	return named
 }
 
 func nameOf(gpu string, p *sharing.Partition, mode sharing.Mode) string {
@@ -160,7 +160,7 @@ func (b *builder) describe(
 	kind := "gpu"
 	uuid := gpu.UUID
 	profile := ""
-	place := ""
+	placement := ""
 	var has mig.Engines // For a whole GPU, the engines of its largest instances.
 	for _, instance := range b.OnDemand[gpu.UUID].Engines {
 		has = mig.Engines{
@@ -179,7 +179,7 @@ func (b *builder) describe(
 		uuid = p.UUID
 		profile = p.Profile.String()
 		if p.Placement.Size > 0 {
-			place = p.Placement.String()
+			placement = p.Placement.String()
 		}
 	}
 	// Every device has every attribute, because a missing one is an error in a CEL expression, and
@@ -199,7 +199,7 @@ func (b *builder) describe(
 		"addressingMode":                  text(""),
 		"index":                           number(gpu.Index),
 		"numaNode":                        number(gpu.NUMANode),
-		"placement":                       text(place),
+		"placement":                       text(placement),
 		"resource":                        text(name),
 		"sharing":                         text(mode.Kind.String()),
 		"resource.kubernetes.io/pciBusID": text(strings.ToLower(strings.TrimPrefix(gpu.PCIBusID, "0000"))),
@@ -311,28 +311,28 @@ func (b *builder) known() func(name string) (device, bool) {
 	}
 	units := map[string]unit{}
 	for _, gpu := range b.GPUs {
-		places := []*sharing.Partition{nil}
+		partitions := []*sharing.Partition{nil}
 		for i := range gpu.Partitions {
-			places = append(places, &gpu.Partitions[i])
+			partitions = append(partitions, &gpu.Partitions[i])
 		}
 		geometry, onDemand := b.OnDemand[gpu.UUID]
 		if onDemand {
-			places = places[:1]
+			partitions = partitions[:1]
 			for _, p := range geometry.Placements() {
-				places = append(places, placed(gpu, geometry, p))
+				partitions = append(partitions, placed(gpu, geometry, p))
 			}
 		}
-		for _, p := range places {
+		for _, p := range partitions {
 			u := unit{gpu: gpu, p: p}
 			if onDemand {
 				u.takes = takes(geometry, p)
 			}
-			units[Place(gpu.UUID, p)] = u
+			units[UnitName(gpu.UUID, p)] = u
 		}
 	}
 	return func(name string) (device, bool) {
-		place, mode := parseName(name)
-		u, is := units[place]
+		unitName, mode := parseName(name)
+		u, is := units[unitName]
 		if !is {
 			return device{}, false
 		}

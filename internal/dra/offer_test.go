@@ -389,14 +389,14 @@ func selector(t testing.TB, s string) sharing.Selector {
 func TestNames(t *testing.T) {
 	for _, g := range mig.KnownGeometries() {
 		seen := map[string]bool{}
-		for _, place := range g.Placements() {
-			for compute := 1; compute <= place.Profile.Slices; compute++ {
+		for _, at := range g.Placements() {
+			for compute := 1; compute <= at.Profile.Slices; compute++ {
 				for _, unit := range []sharing.Unit{{}, {Replicas: 2}, {Replicas: 2, MPS: sharing.MPS{Shares: 2}}, {Replicas: 48, MPS: sharing.MPS{Shares: 48}}} {
-					p := sharing.Partition{Profile: place.Profile, Placement: place.Placement, CI: 6}
+					p := sharing.Partition{Profile: at.Profile, Placement: at.Placement, CI: 6}
 					p.Profile.Compute = compute
 					name := dra.DeviceName(uuid(0), &p, unit)
-					if len(name) > 63 || seen[name] || dra.PlaceOf(name) != dra.Place(uuid(0), &p) || dra.ModeOf(name) != unit.Mode() {
-						t.Errorf("%s of %v: %q", p.Profile, place.Placement, name)
+					if len(name) > 63 || seen[name] || dra.UnitNameOf(name) != dra.UnitName(uuid(0), &p) || dra.ModeOf(name) != unit.Mode() {
+						t.Errorf("%s of %v: %q", p.Profile, at.Placement, name)
 					}
 					seen[name] = true
 				}
@@ -569,7 +569,7 @@ func conflict(a, b string) bool {
 	from, to, partA := slots(a[gpu:])
 	start, end, partB := slots(b[gpu:])
 	if strings.Contains(a, "-ci") && strings.Contains(b, "-ci") {
-		return dra.PlaceOf(a) == dra.PlaceOf(b)
+		return dra.UnitNameOf(a) == dra.UnitNameOf(b)
 	}
 	return !partA || !partB || from < end && start < to
 }

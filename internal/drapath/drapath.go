@@ -89,7 +89,7 @@ type Paths struct {
 	Options
 	deps Deps
 	wake wake.Signal
-	// units are the units of the last plan, by place.
+	// units are the units of the last plan, by unit name.
 	units atomic.Pointer[map[string]decide.Unit]
 	// offer is the last published offer. Only Publish uses it.
 	offer *dra.Offer
@@ -179,7 +179,7 @@ func (p *Paths) SetUnits(all map[string]decide.Unit) {
 	p.units.Store(&all)
 }
 
-// Units returns the units of the last decision, by place; nil before the first.
+// Units returns the units of the last decision, by unit name; nil before the first.
 func (p *Paths) Units() map[string]decide.Unit {
 	known := p.units.Load()
 	if known == nil {
@@ -286,7 +286,7 @@ func (p *Paths) follow(ctx context.Context) (pending bool) {
 	return pending
 }
 
-// next returns the paths that change now, by place. withdrawn are the units that Allocate refuses,
+// next returns the paths that change now, by unit name. withdrawn are the units that Allocate refuses,
 // by UUID; held are the holders read after that.
 func (p *Paths) next(
 	ctx context.Context,
@@ -295,24 +295,24 @@ func (p *Paths) next(
 	withdrawn map[string]bool,
 	held []sharing.Allocation,
 ) map[string]units.Path {
-	late, holders := view.RefusedPlaces(), sharing.HoldersByUnit(held)
+	late, holders := view.RefusedUnits(), sharing.HoldersByUnit(held)
 	unallocated := p.unallocated(ctx, view, all)
 	next := map[string]units.Path{}
-	for _, place := range slices.Concat(slices.Collect(maps.Keys(all)), slices.Collect(maps.Keys(view.Paths))) {
-		unit, path := all[place], view.Paths[place]
+	for _, unitName := range slices.Concat(slices.Collect(maps.Keys(all)), slices.Collect(maps.Keys(view.Paths))) {
+		unit, path := all[unitName], view.Paths[unitName]
 		if unit.Follows() && !path.ByDRA() {
 			continue // It follows its GPU, and a claim may have it.
 		}
 		id := unit.PluginUnit()
 		is := pathFacts{
 			wanted:      unit.ForDRA,
-			late:        late[place],
+			late:        late[unitName],
 			vacated:     withdrawn[id] && !anyOtherThan(p.Claims.Driver(), holders[id]),
 			partsLeft:   unit.Parent == "" || withoutPlugin(all, view.Paths, unit.GPU),
-			unallocated: slices.Contains(unallocated, place),
+			unallocated: slices.Contains(unallocated, unitName),
 		}
 		if then := nextPath(path, is); then != path {
-			next[place] = then
+			next[unitName] = then
 		}
 	}
 	return next
@@ -322,9 +322,9 @@ func (p *Paths) next(
 func (p *Paths) withdrawn(all map[string]decide.Unit, paths map[string]units.Path) map[string]bool {
 	withdrawn := map[string]bool{}
 	var waits []string
-	for place, unit := range all {
+	for unitName, unit := range all {
 		switch {
-		case paths[place] != units.LeavingPlugin:
+		case paths[unitName] != units.LeavingPlugin:
 		case p.deps.Plugin.Withdrawn(unit.PluginUnit()):
 			withdrawn[unit.PluginUnit()] = true
 		default:
@@ -355,7 +355,7 @@ func anyOtherThan(driver string, holders []sharing.Allocation) bool {
 		func(a sharing.Allocation) bool { return a.Claim == "" || a.Resource != driver })
 }
 
-// unallocated returns the places of units that are leaving DRA and that no claim has. The API
+// unallocated returns the names of units that are leaving DRA and that no claim has. The API
 // server has had the offer without them for a while, and knows of no claim that was allocated one.
 // If a scheduler that did not know yet allocates one even later, the device plugin gives the unit
 // up again: see follow.
@@ -363,13 +363,13 @@ func (p *Paths) unallocated(ctx context.Context, view claims.View, all map[strin
 	taken := map[string]bool{}
 	take := func(devices []string) {
 		for _, device := range devices {
-			taken[dra.PlaceOf(device)] = true
+			taken[dra.UnitNameOf(device)] = true
 		}
 	}
 	take(view.Held())
-	for place, path := range view.Paths {
-		if path == units.LeavingDRA && !all[place].ForDRA && !taken[place] && !decide.HasPart(taken, place) {
-			free = append(free, place)
+	for unitName, path := range view.Paths {
+		if path == units.LeavingDRA && !all[unitName].ForDRA && !taken[unitName] && !decide.HasPart(taken, unitName) {
+			free = append(free, unitName)
 		}
 	}
 	since := p.Driver.State().Written
@@ -386,9 +386,9 @@ func (p *Paths) unallocated(ctx context.Context, view claims.View, all map[strin
 	for _, devices := range allocated {
 		take(devices)
 	}
-	return slices.DeleteFunc(free, func(place string) bool {
+	return slices.DeleteFunc(free, func(unitName string) bool {
 		// The GPU may be changing for a claim that has ended meanwhile.
-		return taken[place] || decide.HasPart(taken, place) || p.deps.MIG.Changing(all[place].GPU)
+		return taken[unitName] || decide.HasPart(taken, unitName) || p.deps.MIG.Changing(all[unitName].GPU)
 	})
 }
 
@@ -398,9 +398,9 @@ func (p *Paths) Users(gpus []sharing.GPU, gpu string, held []sharing.Allocation)
 	if p.Claims == nil {
 		return nil
 	}
-	byPlace, gpuOf := p.Claims.View().HeldPlaces(), sharing.GPUByUnit(gpus)
-	for id, place := range dra.Places(gpus) {
-		c, is := byPlace[place.Name]
+	byName, gpuOf := p.Claims.View().HeldUnits(), sharing.GPUByUnit(gpus)
+	for id, named := range dra.UnitNames(gpus) {
+		c, is := byName[named.Name]
 		if is && gpuOf[id] == gpu && !slices.ContainsFunc(held,
 			func(a sharing.Allocation) bool { return a.Claim == c.Name && a.Namespace == c.Namespace }) {
 			list = append(list, "claim "+c.String())
@@ -433,8 +433,8 @@ func (p *Paths) Planned() map[string]sharing.Unit {
 		return planned
 	}
 	paths := p.Claims.View().Paths
-	for place, unit := range all {
-		if paths[place] != units.Plugin {
+	for unitName, unit := range all {
+		if paths[unitName] != units.Plugin {
 			planned[unit.ID] = unit.Planned
 		}
 	}
@@ -497,11 +497,11 @@ func (p *Paths) dropStaleClaims(ctx context.Context) {
 }
 
 func (p *Paths) log(paths map[string]units.Path) {
-	for _, place := range slices.Sorted(maps.Keys(paths)) {
-		path := paths[place]
+	for _, unitName := range slices.Sorted(maps.Keys(paths)) {
+		path := paths[unitName]
 		if path == units.Plugin {
 			path = "plugin"
 		}
-		p.deps.Logger.Info("unit is offered otherwise", "device", place, "path", string(path))
+		p.deps.Logger.Info("unit is offered otherwise", "device", unitName, "path", string(path))
 	}
 }

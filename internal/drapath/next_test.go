@@ -101,13 +101,13 @@ func TestPartitionFollowsItsGPU(t *testing.T) {
 	p.Load()
 	const part = "gpu-a-1g10gb-0"
 	all := map[string]decide.Unit{}
-	for place, unit := range map[string]claims.Unit{
+	for unitName, unit := range map[string]claims.Unit{
 		"gpu-a": {ID: "GPU-a", GPU: "GPU-a", Parent: "gpu-a"},
 		part:    {ID: "MIG-0", GPU: "GPU-a", Parent: "gpu-a"},
 		"gpu-b": {ID: "GPU-b", GPU: "GPU-b"},
 	} {
-		unit.Place = place
-		all[place] = decide.Unit{Unit: unit, ForDRA: true}
+		unit.Name = unitName
+		all[unitName] = decide.Unit{Unit: unit, ForDRA: true}
 	}
 	p.SetUnits(all)
 	must(table.SetPaths(map[string]units.Path{"gpu-a": units.DRA}))

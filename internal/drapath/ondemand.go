@@ -20,9 +20,9 @@ func (p *Paths) readGeometries(ctx context.Context, inputs Inputs) {
 		return
 	}
 	view := p.Claims.View()
-	held := view.HeldPlaces()
+	held := view.HeldUnits()
 	divided := func(gpu sharing.GPU) bool {
-		whole := dra.Place(gpu.UUID, nil)
+		whole := dra.UnitName(gpu.UUID, nil)
 		return inputs.Profile.DRA.DynamicMIG || view.Paths[whole] == units.LeavingDRA || decide.HasPart(held, whole)
 	}
 	known := map[string]decide.Geometry{}
@@ -47,8 +47,8 @@ func (p *Paths) readGeometries(ctx context.Context, inputs Inputs) {
 
 // withoutPlugin reports whether the device plugin has no unit of the GPU other than the GPU itself.
 func withoutPlugin(all map[string]decide.Unit, paths map[string]units.Path, gpu string) bool {
-	for place, unit := range all {
-		if unit.GPU == gpu && unit.Parent == "" && !paths[place].ByDRA() {
+	for unitName, unit := range all {
+		if unit.GPU == gpu && unit.Parent == "" && !paths[unitName].ByDRA() {
 			return false
 		}
 	}
@@ -56,9 +56,9 @@ func withoutPlugin(all map[string]decide.Unit, paths map[string]units.Path, gpu 
 }
 
 // makeUnit makes a partition for a claim, or a whole GPU.
-func (p *Paths) makeUnit(ctx context.Context, place string) error {
+func (p *Paths) makeUnit(ctx context.Context, unitName string) error {
 	all := p.Units()
-	unit := all[place]
+	unit := all[unitName]
 	room := migchange.PartitionRequest{GPU: unit.GPU, Keep: func() []mig.Partition { return p.claimed(unit.Parent) }}
 	if unit.At != nil {
 		room.Partition = &mig.Partition{Profile: unit.At.Profile, Placement: unit.At.Placement}
@@ -66,11 +66,11 @@ func (p *Paths) makeUnit(ctx context.Context, place string) error {
 	return p.deps.MIG.CreatePartition(ctx, room)
 }
 
-// claimed returns the GPU instances that claims have of the GPU at that place.
+// claimed returns the GPU instances that claims have of the GPU with that name.
 func (p *Paths) claimed(gpu string) (instances []mig.Partition) {
 	all := p.Units()
-	for place := range p.Claims.View().HeldPlaces() {
-		if unit := all[place]; unit.Parent == gpu && unit.At != nil {
+	for unitName := range p.Claims.View().HeldUnits() {
+		if unit := all[unitName]; unit.Parent == gpu && unit.At != nil {
 			instances = append(instances, mig.Partition{
 				Profile:   unit.At.Profile.Instance(),
 				Placement: unit.At.Placement,

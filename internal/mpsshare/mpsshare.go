@@ -308,7 +308,7 @@ type claimedDevice struct {
 	has  bool
 }
 
-// claimedDevices returns the claimed devices by the places of their units. A refused claim waits
+// claimedDevices returns the claimed devices by the names of their units. A refused claim waits
 // until its device is possible, and nothing else gets the unit until then. Such a claim therefore
 // decides how a unit that no claim has will be used.
 func (m *Manager) claimedDevices() map[string]claimedDevice {
@@ -319,9 +319,9 @@ func (m *Manager) claimedDevices() map[string]claimedDevice {
 	view := m.Claims.View()
 	add := func(c dra.Claim, has bool) {
 		for _, r := range c.Results {
-			place := dra.PlaceOf(r.Device)
-			if _, known := devices[place]; !known && !r.Admin && view.Paths[place].ByDRA() {
-				devices[place] = claimedDevice{r.Device, has}
+			unitName := dra.UnitNameOf(r.Device)
+			if _, known := devices[unitName]; !known && !r.Admin && view.Paths[unitName].ByDRA() {
+				devices[unitName] = claimedDevice{r.Device, has}
 			}
 		}
 	}
@@ -340,9 +340,9 @@ func (m *Manager) addClaims(uses map[string]use, gpus []sharing.GPU, byClaims ma
 		return
 	}
 	planned := m.ByDRA()
-	for id, place := range dra.Places(gpus) {
+	for id, named := range dra.UnitNames(gpus) {
 		use := uses[id]
-		device, claimed := byClaims[place.Name]
+		device, claimed := byClaims[named.Name]
 		switch shares := dra.ModeOf(device.name).Shares; {
 		case shares > 0:
 			use.shares = shares

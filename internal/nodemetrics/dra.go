@@ -52,16 +52,16 @@ func (c draCollector) Collect(ch chan<- prometheus.Metric) {
 		path     units.Path
 	}
 	held, paths := map[string]int{}, map[unitsOf]int{}
-	for place, unit := range all {
-		if unit.ForDRA || view.Paths[place] != units.Plugin {
+	for unitName, unit := range all {
+		if unit.ForDRA || view.Paths[unitName] != units.Plugin {
 			held[unit.Resource] += 0
 			for _, path := range []units.Path{units.LeavingPlugin, units.DRA, units.LeavingDRA} {
 				paths[unitsOf{unit.Resource, path}] += 0
 			}
 		}
 	}
-	for place, path := range view.Paths {
-		paths[unitsOf{all[place].Resource, path}]++
+	for unitName, path := range view.Paths {
+		paths[unitsOf{all[unitName].Resource, path}]++
 	}
 	for of, n := range paths {
 		send("dra_units", float64(n), of.resource, string(of.path))
@@ -69,7 +69,7 @@ func (c draCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, claim := range view.Claims {
 		resources := map[string]bool{}
 		for _, r := range claim.Results {
-			resources[all[dra.PlaceOf(r.Device)].Resource] = true
+			resources[all[dra.UnitNameOf(r.Device)].Resource] = true
 		}
 		for resource := range resources {
 			held[resource]++

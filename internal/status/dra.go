@@ -76,8 +76,8 @@ func (d DRA) Devices() (list []DRADevice) {
 			if r.Admin {
 				holder += " (for monitoring)"
 			}
-			place := dra.PlaceOf(r.Device)
-			holders[place] = append(holders[place], holder)
+			unitName := dra.UnitNameOf(r.Device)
+			holders[unitName] = append(holders[unitName], holder)
 		}
 	}
 	names := slices.Concat(slices.Collect(maps.Keys(d.Paths)), slices.Collect(maps.Keys(holders)))

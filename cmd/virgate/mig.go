@@ -276,15 +276,16 @@ func migApplyCommand(environment environment) *cli.Command {
 			}
 			var failed error
 			var names []string
+			report := struct {
+				GPUs []nodereport.GPULayout `json:"gpus"`
+			}{[]nodereport.GPULayout{}}
 			for _, gpu := range gpus {
 				names = append(names, gpu.GPU)
+				report.GPUs = append(report.GPUs, gpu)
 				if gpu.State != nodereport.LayoutApplied {
 					failed = command.ErrSilent
 				}
 			}
-			report := struct {
-				GPUs []nodereport.GPULayout `json:"gpus"`
-			}{gpus}
 			err = show(cmd, report, names, func(out *text) {
 				for _, gpu := range gpus {
 					out.Line("%s", strings.TrimSuffix(

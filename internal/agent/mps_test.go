@@ -17,7 +17,7 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// fakeMPS is a virgate mps. It does what the test sets, or with auto starts what is wanted at once.
+// fakeMPS replaces virgate mps. The test sets which daemons run; with auto, wanted daemons run at once.
 type fakeMPS struct {
 	mu        sync.Mutex
 	auto, off bool
@@ -288,7 +288,7 @@ func TestMPSDaemonFails(t *testing.T) {
 	r.shows(8)
 }
 
-// TestMPSWithout checks that without virgate mps, the plan says what is missing.
+// TestMPSWithout checks that the plan names the missing virgate mps.
 func TestMPSWithout(t *testing.T) {
 	t.Parallel()
 	r := newMPSRig(t, nil, mpsProfile(4), nil)

@@ -72,7 +72,7 @@ type Table struct {
 	make func(ctx context.Context, unitName string) error
 	// units are the node's units by name; nil until they are known.
 	units atomic.Pointer[nodeUnits]
-	// gpus are the GPUs of which parts are made, by unit name. The goroutine that has taken a GPU from
+	// gpus has the GPUs whose parts are made, by unit name. The goroutine that has taken a GPU from
 	// its channel makes its parts.
 	gpus   sync.Map
 	view   atomic.Pointer[View]

@@ -181,8 +181,8 @@ func TestPauseClients(t *testing.T) {
 	}
 }
 
-// TestPausedClientsAreToldOf: while a paused program ends, the status says that the GPU waits for it.
-func TestPausedClientsAreToldOf(t *testing.T) {
+// TestPausedClientsInStatus: while a paused program ends, the status shows that the GPU waits for it.
+func TestPausedClientsInStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")
 		o := newOperator(w.sim)

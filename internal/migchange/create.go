@@ -36,7 +36,7 @@ var errReleased = errors.New("the GPU is released, or another program changes it
 
 var errBlocked = errors.New("another GPU is released, and this driver opens all GPUs at once")
 
-// CreatePartition makes what is requested; Run must be running. It destroys partitions that are in the way and
+// CreatePartition makes the requested partition; Run must be running. It destroys partitions that are in the way and
 // unused; the others stay. ctx limits the time until it starts: once started, it is finished. Use
 // it only for GPUs without a wanted MIG layout.
 func (r *Reconciler) CreatePartition(ctx context.Context, request PartitionRequest) error {

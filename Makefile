@@ -21,10 +21,10 @@ kubernetes = $(addprefix -X k8s.io/component-base/version.git,Version=v1.36.3 Ma
 stripped = -ldflags "-s -w" # the tables for debuggers take nearly half of the time to link tests
 race = $(shell go build -race runtime/cgo 2>/dev/null && echo -race)
 # The detector finds nothing in packages that start no goroutine, and sees nothing of tests
-# that start the program as a process: they run without it, once. The program of test/scenario
-# has it in the nightly run only, because it makes the program five times as slow.
+# that start the program as a process: they run without it, once. Test/scenario's program and the
+# floods of test/hostile have it in the nightly run only, because it makes them three to five times as slow.
 pure = ./mig/... ./sharing/... ./configs/... ./internal/dra/... ./internal/features/...
-processes = $(addprefix ./test/,gpu mps page program prometheus repository speed) $(if $(filter 1,$(LONG)),,./test/scenario)
+processes = $(addprefix ./test/,gpu mps page program prometheus repository speed) $(if $(filter 1,$(LONG)),,./test/scenario ./test/hostile)
 chosen = $(shell go list $(PACKAGES))
 undetected = $(filter $(shell go list $(pure) $(processes)),$(chosen))
 detected = $(filter-out $(undetected),$(chosen))
@@ -62,7 +62,7 @@ test-race: $(if $(TIMES),$(GOTESTSUM)) ## all tests, floods, leaks and a short s
 	@[ '$(race)' ] || { echo 'race detector off: no C compiler, or CGO_ENABLED=0' >&2; [ '$(RACE)' != required ]; }
 	$(if $(detected),$(gotest) $(race) -vet=off -p 4 $(stripped) -timeout 30m $(detected))
 	$(if $(SPLIT),,$(if $(undetected),$(gotest) -vet=off -p 4 $(stripped) -timeout 30m $(undetected)))
-	$(gotest) -vet=off $(stripped) -run 'TestDriver(Read)?Errors' ./internal/migchange # each call with each code, which takes ten times as long with the detector
+	$(gotest) -vet=off $(stripped) -run 'TestDriver(Read)?Errors|TestKilled' ./internal/migchange # each call with each code and each kill, which takes ten times as long with the detector
 
 test-kubernetes: $(if $(TIMES),$(GOTESTSUM)) ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
 	cd test/kubernetes && go vet ./... $(if $(filter kubelet,$(SUITES)),&& $(gotest) -vet=off $(race) -timeout 30m ./kubelet) \

@@ -12,6 +12,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // layoutChanges are changes of a GPU, with the partitions in use.
@@ -77,12 +78,12 @@ func TestChange(t *testing.T) {
 
 // TestKilled ends the program before and after each write of the driver and of the journal, and starts another.
 // Before that one registers, the GPU has the wanted layout or the old one. Reads change nothing, so a kill at a
-// read equals a kill before the next write.
+// read equals a kill before the next write. With the race detector one change is enough.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	cases := layoutChanges
 	if raceDetector {
-		cases = layoutChanges[3:6]
+		cases = layoutChanges[3:4]
 	}
 	for _, c := range cases {
 		t.Run(c.node+" to "+c.layout, func(t *testing.T) {
@@ -187,11 +188,11 @@ func TestDriverErrors(t *testing.T) {
 	}
 }
 
-// someFaults are the first or a later call, failing once or always: all four, with
-// -short one of them, another for each i.
+// someFaults are the first or a later call, failing once or always: all four with LONG=1,
+// else one of them, another for each i.
 func someFaults(i, later int) []simnode.Fault {
 	all := []simnode.Fault{{Times: 1}, {Skip: later}, {Times: 1, Skip: later}, {}}
-	if testing.Short() {
+	if !repeat.All() {
 		return all[i%4 : i%4+1]
 	}
 	return all

@@ -366,11 +366,15 @@ func TestKeepsCapacity(t *testing.T) {
 // gives each the old or the wanted layout before it registers, and partitions in use survive.
 func TestKilledWithSeveralUnderWay(t *testing.T) {
 	t.Parallel()
+	step := repeat.Times(3, 1)
+	if raceDetector {
+		step *= 3
+	}
 	for _, late := range []bool{false, true} {
 		t.Run(fmt.Sprint("late ", late), func(t *testing.T) {
 			t.Parallel()
 			several := 0
-			for dies := 1; ; dies += repeat.Times(3, 1) { // It is killed at this write.
+			for dies := 1; ; dies += step { // It is killed at this write.
 				w, wanted := newWorld(t, "h100x3+all-1g.10gb"), layoutNamed("all-balanced")
 				w.gpus = 3
 				w.use([]int{0}, 5)

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
@@ -171,7 +170,7 @@ func TestIndexesOutliveTheProgram(t *testing.T) {
 				change(t, sim, test.before)
 				after(rescan)
 				saved := known.saves
-				after(time.Hour)
+				after(20 * rescan)
 				if known.saves != saved {
 					t.Errorf("saved %d times without news", known.saves-saved)
 				}
@@ -182,7 +181,7 @@ func TestIndexesOutliveTheProgram(t *testing.T) {
 					change(t, sim, test.before, test.between)
 					w := watchWith(t, sim, nvml.Options{Store: &memory{}, Known: &knownGPUs{list: known.list}, Boot: test.boot})
 					if standby {
-						after(time.Hour)
+						after(2 * rescan)
 					}
 					must(t, w.RestoreHealth(context.Background()))
 					for _, when := range []string{"when it has taken over", "later"} {

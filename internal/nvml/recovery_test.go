@@ -236,8 +236,8 @@ func TestDriverAsksForRecovery(t *testing.T) {
 					t.Errorf("explanation %q, want %q", got, want)
 				}
 				sim.InjectFault("DeviceGetFieldValues", simnode.Fault{Return: nvml.Unknown, Times: 8})
-				after(time.Hour)
-				w.expect("after an hour", faults)
+				after(twiceTheDelay)
+				w.expect("after twice the recovery delay", faults)
 				rules := sharing.DefaultHealthRules()
 				rules.XIDs[sharing.RecoveryActionChanged] = sharing.IgnoreError
 				w.SetHealthRules(rules)
@@ -451,8 +451,8 @@ func TestXIDLeftToDriver(t *testing.T) {
 				synctest.Wait()
 				w.expect("at once", map[string]string{"0": "XID 109"})
 				must(t, sim.Advise(0, test.advice))
-				after(time.Hour)
-				w.expect("after an hour", test.want)
+				after(twiceTheDelay)
+				w.expect("after twice the recovery delay", test.want)
 				must(t, sim.Advise(0, nvml.RecoverNone))
 				_, err := w.ClearHealth(context.Background(), selector(t, "0"))
 				must(t, err)
@@ -471,8 +471,8 @@ func TestOperatorClears(t *testing.T) {
 		w.SetHealthRules(strict())
 		must(t, sim.XID(0, 79, nvml.WholeGPU, nvml.WholeGPU))
 		must(t, sim.XID(0, 69, 3, 0))
-		after(time.Hour)
-		w.expect("after an hour", map[string]string{"0": "XID 79", "0:2": "XID 69"})
+		after(twiceTheDelay)
+		w.expect("after twice the recovery delay", map[string]string{"0": "XID 79", "0:2": "XID 69"})
 		units, err := w.ClearHealth(context.Background(), selector(t, "0:2"))
 		must(t, err)
 		if len(units) != 1 || units[0].State != sharing.Recovering || units[0].Index != "0:2" {
@@ -571,8 +571,8 @@ func TestFatalSurvivesRestart(t *testing.T) {
 				w.expect("before it takes over", nil)
 				must(t, w.RestoreHealth(context.Background()))
 				w.expect("when it has taken over", test.want)
-				after(time.Hour)
-				w.expect("an hour later", test.want)
+				after(twiceTheDelay)
+				w.expect("twice the recovery delay later", test.want)
 				if store.err == nil && len(store.kept) != len(test.want) {
 					t.Errorf("kept %+v", store.kept)
 				}

@@ -29,6 +29,9 @@ const rescan = 30*time.Second + 300*time.Millisecond
 // events has moved the passes: a pass enumerates if the next one would be more than half a probe interval late.
 const enumerated = rescan + 5*time.Second
 
+// twiceTheDelay is the default recovery delay, 5 minutes, twice: a fault that lasts so long does not end by itself.
+const twiceTheDelay = 10 * time.Minute
+
 // watched is a Node with Watch running on a simulated node.
 type watched struct {
 	*nvml.Node

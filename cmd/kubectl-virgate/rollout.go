@@ -219,7 +219,8 @@ func startRollout(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintf(cmd.Root().Writer, "rollout %s: %s to %s, %d at once\n", r.ID, cluster.Count(len(r.Nodes), "node"), r.To, r.Max)
+	_, _ = fmt.Fprintf(cmd.Root().Writer, "rollout %s: %s to %s, %d at once\n",
+		r.ID, cluster.Count(len(r.Nodes), "node"), r.To, r.Max)
 	return showProgress(cmd, client,
 		func() (*rollout.Rollout, error) { return client.Drive(ctx, r.ID, rollout.Resume{}) })
 }

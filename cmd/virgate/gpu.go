@@ -125,8 +125,8 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 		if verb != "restore" && len(r.Waits) > 0 && !slices.Equal(r.Waits, waits) {
 			waits = r.Waits
 			say("waits for: %s", strings.Join(waits, ", "))
-			unknown := slices.ContainsFunc(waits, func(w string) bool { return strings.HasPrefix(w, release.HoldersUnknown) })
-			if unknown && !hinted {
+			unknown := func(w string) bool { return strings.HasPrefix(w, release.HoldersUnknown) }
+			if !hinted && slices.ContainsFunc(waits, unknown) {
 				hinted = true
 				say("waits until a kubelet answers: on a machine without a kubelet, end virgate run instead")
 			}

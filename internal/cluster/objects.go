@@ -59,12 +59,14 @@ type Node struct {
 	Capacity, Allocatable map[string]int64
 }
 
-// offered is the node's capacity of the resource without the devices that its profile no longer has. The kubelet goes on
-// counting these, as it does faulty ones, until they have left its list. Without a status page they cannot be told apart.
+// offered is the node's capacity of the resource without the devices that its profile no longer has.
+// The kubelet goes on counting these, as it does faulty ones, until they have left its list. Without a
+// status page they cannot be told apart.
 func (n Node) offered(name string, page *status.Status) int64 {
 	capacity := n.Capacity[name]
+	released := func(warning string) bool { return strings.Contains(warning, nodereport.ReleasedUntil) }
 	if page == nil || n.Condition.Status != corev1.ConditionTrue || n.switching() ||
-		slices.ContainsFunc(page.Warnings, func(w string) bool { return strings.Contains(w, nodereport.ReleasedUntil) }) {
+		slices.ContainsFunc(page.Warnings, released) {
 		return capacity // What a switch, a release or a pause has withdrawn comes back.
 	}
 	at := slices.IndexFunc(page.Resources, func(r status.Resource) bool { return r.Name == name })

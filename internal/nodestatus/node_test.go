@@ -384,7 +384,7 @@ func TestLeave(t *testing.T) {
 			if c.Reason != test.want || found != (test.want != "") {
 				t.Errorf("%+v", c)
 			}
-			if strings.HasSuffix(c.Message, ": no driver") != (test.because != nil) {
+			if strings.HasSuffix(c.Message, "on this node: no driver") != (test.because != nil) {
 				t.Errorf("%+v", c)
 			}
 			if test.want == "Stopped" && (c.Status != "Unknown" || c.Message == "" || !c.LastTransitionTime.After(began.Time)) {

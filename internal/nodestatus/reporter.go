@@ -229,8 +229,8 @@ func (r *Reporter) Leave(ctx context.Context, because error) {
 		Reason:  "Stopped",
 		Message: "Virgate has ended on this node, and its GPUs are not served until it starts again",
 	}
-	if because != nil {
-		left.Message += ": " + because.Error()
+	if because != nil { // It comes first, because kubectl virgate cuts long texts.
+		left.Message = "Virgate has ended on this node: " + because.Error()
 	}
 	c := &condition{client: r.client}
 	err := c.read(ctx)

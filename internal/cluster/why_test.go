@@ -514,7 +514,7 @@ func TestWhyPodsUnread(t *testing.T) {
 }
 
 func TestParsePod(t *testing.T) {
-	for text, want := range map[string]string{"p": "d/p", "a/p": "a/p", "pod/p": "d/p", "": "", "a/": "", "/p": "", "a/b/c": "", "a,b": ""} {
+	for text, want := range map[string]string{"p": "d/p", "a/p": "a/p", "pod/p": "d/p", "deployment/p": "d/p", "deployment.apps/p": "d/p", "jobs/p": "d/p", "sts/p": "d/p", "": "", "a/": "", "/p": "", "a/b/c": "", "a,b": ""} {
 		namespace, name, err := ParsePod(text, "d")
 		if got := namespace + "/" + name; err == nil && got != want || (err != nil) != (want == "") {
 			t.Errorf("%q: %q, %v", text, got, err)

@@ -196,7 +196,8 @@ func checkFile(
 // blank reports whether a document has nothing but comments.
 func blank(document []byte) bool {
 	for line := range strings.Lines(string(document)) {
-		if line = strings.TrimSpace(line); line != "" && line != "---" && !strings.HasPrefix(line, "#") {
+		text := strings.TrimSpace(line)
+		if text != "" && text != "---" && !strings.HasPrefix(text, "#") {
 			return false
 		}
 	}

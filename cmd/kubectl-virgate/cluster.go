@@ -138,6 +138,13 @@ func lookAtCluster(
 	view := cluster.NewView(snapshot)
 	list, names := of(view)
 	if command.ForPeople(cmd) {
+		switch {
+		case len(view.Nodes) > 0:
+		case options.Selector == "":
+			view.Notes = append(view.Notes, "no node has a resource of "+options.Domain+" or a report of Virgate")
+		default:
+			view.Notes = append(view.Notes, "no node with GPUs has the labels "+options.Selector)
+		}
 		for _, note := range view.Notes {
 			_, _ = fmt.Fprintln(cmd.Root().ErrWriter, "note:", status.Plain(note))
 		}

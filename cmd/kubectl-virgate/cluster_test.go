@@ -110,6 +110,25 @@ func TestClusterRefuses(t *testing.T) {
 	}
 }
 
+// TestClusterWithoutNodes says why the table is empty.
+func TestClusterWithoutNodes(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		kind := map[string]string{"/api/v1/nodes": "NodeList", "/api/v1/pods": "PodList"}[r.URL.Path]
+		_, _ = w.Write([]byte(`{"kind":"` + kind + `","apiVersion":"v1","items":[]}`))
+	}))
+	t.Cleanup(server.Close)
+	for words, want := range map[string]string{
+		"nodes": "note: no node has a resource of nvidia.com or a report of Virgate\n", "gpus -l pool=x": "note: no node with GPUs has the labels pool=x\n",
+	} {
+		var out, errors strings.Builder
+		args := append([]string{"kubectl-virgate"}, strings.Fields(words)...)
+		if code := run(t.Context(), append(args, "--kubeconfig", kubeconfigOf(t, server.URL)), os.LookupEnv, &out, &errors); code != 0 || errors.String() != want {
+			t.Errorf("%s: exit code %d, %q, want %q", words, code, errors.String(), want)
+		}
+	}
+}
+
 // TestClusterRules shows why each node has its profile, and the progress of each rule.
 func TestClusterRules(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -16,6 +16,7 @@ import (
 	"github.com/urfave/cli/v3"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/virgate/virgate/internal/cluster"
 	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/rollout"
@@ -218,7 +219,8 @@ func startRollout(ctx context.Context, cmd *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	_, _ = fmt.Fprintf(cmd.Root().Writer, "rollout %s: %d nodes to %s, %d at once\n", r.ID, len(r.Nodes), r.To, r.Max)
+	_, _ = fmt.Fprintf(cmd.Root().Writer, "rollout %s: %s to %s, %d at once\n",
+		r.ID, cluster.Count(len(r.Nodes), "node"), r.To, r.Max)
 	return showProgress(cmd, client,
 		func() (*rollout.Rollout, error) { return client.Drive(ctx, r.ID, rollout.Resume{}) })
 }

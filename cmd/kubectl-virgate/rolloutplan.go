@@ -53,7 +53,7 @@ func planRollout(ctx context.Context, cmd *cli.Command, client *rollout.Client, 
 }
 
 func (t *text) forecast(f rollout.Forecast) {
-	t.Line("%d nodes to %s, %d at once; nothing was changed", len(f.Nodes), f.To, f.Max)
+	t.Line("%s to %s, %d at once; nothing was changed", cluster.Count(len(f.Nodes), "node"), f.To, f.Max)
 	if len(f.Resources) > 0 {
 		t.Line("")
 		table := t.Table("RESOURCE", "BEFORE", "LOWEST", "AFTER", "WAITS FOR PODS")
@@ -90,7 +90,7 @@ func (t *text) forecast(f rollout.Forecast) {
 		return slices.DeleteFunc([]string{n.Unknown}, func(why string) bool { return why == "" })
 	})
 	if len(f.LeftOut) > 0 {
-		t.Line("\nleft out, because they cannot follow now, %d nodes:", len(f.LeftOut))
+		t.Line("\nleft out, because they cannot follow now, %s:", cluster.Count(len(f.LeftOut), "node"))
 		for _, reason := range f.LeftOut {
 			t.Line("  %s", reason)
 		}

@@ -181,6 +181,9 @@ func checkFile(
 		}
 	}
 	look(name, file.Config)
+	if file.Kind == configs.KindProfile && blank(data) {
+		notes = append(notes, finding{File: name, Message: "empty: every GPU is offered whole"})
+	}
 	for _, entry := range file.Entries {
 		look(entry.Place, entry.Config)
 	}
@@ -188,4 +191,15 @@ func checkFile(
 		notes = nil
 	}
 	return file.Kind, problems, notes
+}
+
+// blank reports whether a document has nothing but comments.
+func blank(document []byte) bool {
+	for line := range strings.Lines(string(document)) {
+		text := strings.TrimSpace(line)
+		if text != "" && text != "---" && !strings.HasPrefix(text, "#") {
+			return false
+		}
+	}
+	return true
 }

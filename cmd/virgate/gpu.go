@@ -100,6 +100,7 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 			status.Plain(fmt.Sprintf(format, arguments...)))
 	}
 	var waits []string
+	hinted := false
 	for {
 		switch {
 		case verb == "release" && r.State == release.Released:
@@ -124,6 +125,11 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 		if verb != "restore" && len(r.Waits) > 0 && !slices.Equal(r.Waits, waits) {
 			waits = r.Waits
 			say("waits for: %s", strings.Join(waits, ", "))
+			unknown := func(w string) bool { return strings.HasPrefix(w, release.HoldersUnknown) }
+			if !hinted && slices.ContainsFunc(waits, unknown) {
+				hinted = true
+				say("waits until a kubelet answers: on a machine without a kubelet, end virgate run instead")
+			}
 		}
 		if verb == "release" && !cmd.Bool("wait") && len(waits) > 0 &&
 			!slices.Equal(waits, []string{release.Withdrawing}) {

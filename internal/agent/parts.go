@@ -290,7 +290,7 @@ func (a *agent) usersOf(ctx context.Context, gpu string) (users []string) {
 	units := sharing.UnitsOf(s.gpus, gpu)
 	held, err := a.Kubelet.Held(ctx)
 	if err != nil {
-		return []string{"what pods hold cannot be read: " + err.Error()}
+		return []string{release.HoldersUnknown + ": " + err.Error()}
 	}
 	users = podsByUnit(s.gpus, held)[gpu]
 	holders := sharing.HoldersByUnit(held)

@@ -19,8 +19,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/nodestatus"
 	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/sharing"
 )
 
 const (
@@ -55,6 +57,33 @@ type Node struct {
 	Condition corev1.NodeCondition
 	// Capacity and Allocatable hold only the resources of the domain.
 	Capacity, Allocatable map[string]int64
+}
+
+// offered is the node's capacity of the resource without the devices that its profile no longer has.
+// The kubelet goes on counting these, as it does faulty ones, until they have left its list. Without a
+// status page they cannot be told apart.
+func (n Node) offered(name string, page *status.Status) int64 {
+	capacity := n.Capacity[name]
+	released := func(warning string) bool { return strings.Contains(warning, nodereport.ReleasedUntil) }
+	if page == nil || n.Condition.Status != corev1.ConditionTrue || n.switching() ||
+		slices.ContainsFunc(page.Warnings, released) {
+		return capacity // What a switch, a release or a pause has withdrawn comes back.
+	}
+	at := slices.IndexFunc(page.Resources, func(r status.Resource) bool { return r.Name == name })
+	if at < 0 {
+		return capacity
+	}
+	gone := capacity - n.Allocatable[name]
+	for _, gpu := range page.GPUs {
+		for _, unit := range gpu.Units {
+			if unit.Resource == name && unit.Health.State != sharing.Healthy {
+				gone -= int64(unit.Replicas)
+			}
+		}
+	}
+	r := page.Resources[at]
+	leaving := int64(r.Leaving) + max(0, capacity-int64(r.Devices))
+	return capacity - max(0, min(leaving, gone))
 }
 
 // Pod is the part of a pod that is kept: of pods that want or hold GPUs, and Virgate's own.

@@ -101,7 +101,8 @@ type RuleView struct {
 type ResourceView struct {
 	Name        string `json:"name"`
 	Allocatable int64  `json:"allocatable"`
-	// Unhealthy counts the devices of the capacity that are not allocatable.
+	// Unhealthy counts the devices of the capacity that are not allocatable. If the status page is known, it
+	// leaves out those that the profile no longer has.
 	Unhealthy int64 `json:"unhealthy"`
 	// Held is what the node's pods have requested, and Free what the scheduler can still assign;
 	// nil if the pods are unknown.
@@ -208,7 +209,7 @@ func NewView(s Snapshot) View {
 			r := ResourceView{
 				Name:        name,
 				Allocatable: node.Allocatable[name],
-				Unhealthy:   max(0, node.Capacity[name]-node.Allocatable[name]),
+				Unhealthy:   max(0, node.offered(name, status.Page)-node.Allocatable[name]),
 			}
 			if s.PodsUnread == "" {
 				r.Held = new(held[node.Name][name])

@@ -52,6 +52,11 @@ func TestNodes(t *testing.T) {
 			want: NodeView{Wanted: "a", State: "applied", Applied: nodereport.ProfileRef{Name: "a"}, GPUs: new(2), Models: []string{"T4"}, Resources: []ResourceView{{"nvidia.com/gpu", 6, 2, new(int64(2)), new(int64(4))}}, Heartbeat: new(now.Add(-time.Minute))},
 		},
 		{
+			name: "fewer shares than before", node: Node{State: "applied", Capacity: gpu(8), Allocatable: gpu(6), Condition: condition("True", "Serving", time.Minute)},
+			status: Status{Page: &status.Status{Profile: status.Profile{State: nodereport.ProfileApplied}, Resources: []status.Resource{{Name: "nvidia.com/gpu", Devices: 8, Healthy: 6, Leaving: 2}}}},
+			want:   NodeView{State: "applied", GPUs: new(0), Resources: []ResourceView{{"nvidia.com/gpu", 6, 0, new(int64(0)), new(int64(6))}}, Heartbeat: new(now.Add(-time.Minute))},
+		},
+		{
 			name: "more held than there is", node: Node{Capacity: gpu(1), Allocatable: gpu(0)}, pods: []Pod{pod("x", "p", "n")},
 			want: NodeView{Resources: []ResourceView{{"nvidia.com/gpu", 0, 1, new(int64(1)), new(int64(0))}}},
 		},

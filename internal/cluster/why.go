@@ -329,7 +329,8 @@ func (a *Answer) nodes(q *Question, asks string) {
 	var released, dra, both, switching, dropping []string
 	for _, node := range slices.SortedFunc(slices.Values(q.Nodes),
 		func(x, y Candidate) int { return strings.Compare(x.Name, y.Name) }) {
-		for name, capacity := range node.Capacity {
+		for name := range node.Capacity {
+			capacity := node.offered(name, q.Statuses[node.Name].Page)
 			if capacity > 0 {
 				names[name]++
 			}
@@ -520,7 +521,7 @@ func (q *Question) judge(requests map[string]int64, node Candidate, pods []Pod) 
 	}
 	for _, name := range slices.Sorted(maps.Keys(requests)) {
 		want := requests[name]
-		has := node.Capacity[name]
+		has := node.offered(name, q.Statuses[node.Name].Page)
 		allocatable := node.Allocatable[name]
 		held := int64(0)
 		var by []Pod

@@ -375,6 +375,23 @@ func TestWhyDetails(t *testing.T) {
 	claimed := &status.DRA{Paths: map[string]units.Path{"gpu-0": units.DRA, "gpu-1": units.LeavingDRA, "gpu-2": units.LeavingPlugin}, Claims: []dra.Claim{
 		{Namespace: "b", Name: "c", Results: []dra.Result{{Device: "gpu-1"}}},
 	}}
+	// surplus is a node whose kubelet counts so many devices, of which the profile has less; page is its status page,
+	// with a GPU of so many faulty shares.
+	surplus := func(capacity int64) func(*corev1.Node) {
+		return func(n *corev1.Node) {
+			n.Status.Conditions = []corev1.NodeCondition{{Type: nodestatus.ConditionType, Status: corev1.ConditionTrue}}
+			n.Status.Capacity["nvidia.com/gpu"] = *resource.NewQuantity(capacity, resource.DecimalSI)
+		}
+	}
+	page := func(faulty int) *status.Status {
+		p := &status.Status{Resources: []status.Resource{{Name: "nvidia.com/gpu", Devices: 10, Healthy: 4, Leaving: 6 - faulty}}}
+		if faulty > 0 {
+			p.GPUs = []status.GPU{{UUID: "a", Health: status.Health{State: sharing.Unhealthy, Reason: "XID 79"}, Units: []status.Unit{
+				{ID: "a", Resource: "nvidia.com/gpu", Replicas: faulty, Health: status.Health{State: sharing.Unhealthy}},
+			}}}
+		}
+		return p
+	}
 	for _, test := range []struct {
 		name string
 		node *corev1.Node
@@ -407,6 +424,29 @@ func TestWhyDetails(t *testing.T) {
 				"waiting", "a/p waits for 1 nvidia.com/gpu: a profile is being switched on all nodes that have it: 1",
 				"n1: switching (4 of 4 nvidia.com/gpu withdrawn, because the node is switching to the profile b, 4 held, 0 free) < a/h",
 				"help: the new profile of n1 does not offer what it wants: request what that profile has, or choose another", unscheduledNote,
+			},
+		},
+		{
+			"fewer shares than before", gpuNode("n1", surplus(10)), Status{Page: page(0)},
+			[]string{
+				"waiting", "a/p waits for 1 nvidia.com/gpu: pods hold too many on all nodes that have it: 1", "n1: held (4 of 4 nvidia.com/gpu held, 0 free) < a/h",
+				"help: node n1 has the most free, 0: 1 pod would have to end there, such as a/h", unscheduledNote,
+			},
+		},
+		{
+			"fewer shares than before, and a fault", gpuNode("n1", surplus(10)), Status{Page: page(2)},
+			[]string{
+				"waiting", "a/p waits for 1 nvidia.com/gpu: devices are unhealthy on all nodes that have it: 1", "n1: unhealthy (2 of 6 nvidia.com/gpu unhealthy, 4 held, 0 free) < a/h",
+				"n1: GPU 0 is unhealthy: XID 79", "help: 1 node could run it if all devices were healthy: see kubectl virgate gpus", unscheduledNote,
+			},
+		},
+		{
+			"another name than before", gpuNode("n1", surplus(4), func(n *corev1.Node) {
+				n.Status.Allocatable["nvidia.com/gpu"], n.Status.Capacity["nvidia.com/gpu.shared"] = resource.MustParse("0"), resource.MustParse("8")
+			}), Status{Page: page(0)},
+			[]string{
+				"waiting", "a/p waits for nvidia.com/gpu, which no node has", "n1: noResource (no nvidia.com/gpu)",
+				"help: the nearest name that nodes have is nvidia.com/gpu.shared, on 1 node", unscheduledNote,
 			},
 		},
 		{
@@ -474,7 +514,7 @@ func TestWhyPodsUnread(t *testing.T) {
 }
 
 func TestParsePod(t *testing.T) {
-	for text, want := range map[string]string{"p": "d/p", "a/p": "a/p", "pod/p": "d/p", "": "", "a/": "", "/p": "", "a/b/c": "", "a,b": ""} {
+	for text, want := range map[string]string{"p": "d/p", "a/p": "a/p", "pod/p": "d/p", "deployment/p": "d/p", "deployment.apps/p": "d/p", "jobs/p": "d/p", "sts/p": "d/p", "": "", "a/": "", "/p": "", "a/b/c": "", "a,b": ""} {
 		namespace, name, err := ParsePod(text, "d")
 		if got := namespace + "/" + name; err == nil && got != want || (err != nil) != (want == "") {
 			t.Errorf("%q: %q, %v", text, got, err)

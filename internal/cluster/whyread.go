@@ -174,10 +174,20 @@ func exhausted(quota corev1.ResourceQuota, domain string) (texts []string) {
 	return texts
 }
 
-// ParsePod parses NAMESPACE/POD, or POD in the given namespace.
+// kinds are what may precede a name and a slash, as for kubectl. Of what makes pods, the name is enough.
+var kinds = []string{
+	"pod", "pods", "po", "deployment", "deployments", "deploy", "deployment.apps", "statefulset", "statefulsets", "sts",
+	"statefulset.apps", "replicaset", "replicasets", "rs", "replicaset.apps", "job", "jobs", "job.batch",
+}
+
+// ParsePod parses NAMESPACE/POD, or POD, also as KIND/POD, in the given namespace. A namespace that is called like a
+// kind has to be given apart.
 func ParsePod(text, namespace string) (_, name string, err error) {
-	text = strings.TrimPrefix(strings.TrimPrefix(text, "pods/"), "pod/")
-	if before, after, both := strings.Cut(text, "/"); both {
+	before, after, both := strings.Cut(text, "/")
+	switch {
+	case both && slices.Contains(kinds, before):
+		return ParsePod(after, namespace)
+	case both:
 		namespace, text = before, after
 	}
 	if namespace == "" || text == "" || strings.ContainsAny(namespace+text, "/,= \t") {

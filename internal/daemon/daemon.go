@@ -245,7 +245,7 @@ func Run(ctx context.Context, o Options) error {
 		Background:    []func(context.Context) error{profile.lastKnownGood.Run, gpus.DriverReplaced, o.watchPods()},
 	})
 	if o.Reporter != nil {
-		lock.leave(func() { o.Reporter.Leave(context.WithoutCancel(ctx)) })
+		lock.leave(func() { o.Reporter.Leave(context.WithoutCancel(ctx), err) })
 	}
 	return err
 }

@@ -1,8 +1,10 @@
 package nodestatus
 
 import (
+	"errors"
 	"log/slog"
 	"maps"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -354,7 +356,10 @@ func TestLeave(t *testing.T) {
 		name            string
 		condition, hang bool
 		before, want    string
+		because         error
 	}{
+		{name: "with an error", condition: true, before: "Serving", want: "Stopped", because: errors.New("no driver")},
+		{name: "with an error, before anything was written", condition: true, want: "Stopped", because: errors.New("no driver")},
 		{name: "serving", condition: true, before: "Serving", want: "Stopped"},
 		{name: "drained", condition: true, before: "Draining", want: "Stopped"},
 		{name: "it was never written", condition: true},
@@ -374,9 +379,12 @@ func TestLeave(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r.Leave(t.Context()) // It must return also without an answer.
+			r.Leave(t.Context(), test.because) // It must return also without an answer.
 			c, found := f.condition()
-			if c.Reason != test.want || found != (test.before != "") {
+			if c.Reason != test.want || found != (test.want != "") {
+				t.Errorf("%+v", c)
+			}
+			if strings.HasSuffix(c.Message, "on this node: no driver") != (test.because != nil) {
 				t.Errorf("%+v", c)
 			}
 			if test.want == "Stopped" && (c.Status != "Unknown" || c.Message == "" || !c.LastTransitionTime.After(began.Time)) {

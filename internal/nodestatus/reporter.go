@@ -214,10 +214,11 @@ func (r *Reporter) Run(ctx context.Context) error {
 // leaveTimeout is how long the end of the program waits for Leave.
 const leaveTimeout = 2 * time.Second
 
-// Leave writes to the condition, if the Node has it, that no Virgate serves this node any more.
-// Call it after Run has returned, if there is no successor. It waits for the API server only for a
-// moment; if the write fails, the age of the heartbeat tells.
-func (r *Reporter) Leave(ctx context.Context) {
+// Leave writes to the condition that no Virgate serves this node any more, and why, if that was an
+// error; without one, only if the Node has the condition. Call it after Run has returned, if there is
+// no successor. It waits for the API server only for a moment; if the write fails, the age of the
+// heartbeat tells.
+func (r *Reporter) Leave(ctx context.Context, because error) {
 	if !r.options.Condition {
 		return
 	}
@@ -228,9 +229,12 @@ func (r *Reporter) Leave(ctx context.Context) {
 		Reason:  "Stopped",
 		Message: "Virgate has ended on this node, and its GPUs are not served until it starts again",
 	}
+	if because != nil { // It comes first, because kubectl virgate cuts long texts.
+		left.Message = "Virgate has ended on this node: " + because.Error()
+	}
 	c := &condition{client: r.client}
 	err := c.read(ctx)
-	if err == nil && c.written.Type != "" {
+	if err == nil && (c.written.Type != "" || because != nil) {
 		_, err = c.write(ctx, left)
 	}
 	if err != nil {

@@ -349,6 +349,9 @@ func notify(wake chan<- struct{}) {
 // Withdrawing is what a release waits for when no pod has the GPU.
 const Withdrawing = "its devices to be withdrawn"
 
+// HoldersUnknown begins what a release waits for when the kubelet does not say what pods hold.
+const HoldersUnknown = "what pods hold cannot be read"
+
 // lookInterval is the interval at which a release checks what it waits for.
 const lookInterval = 500 * time.Millisecond
 

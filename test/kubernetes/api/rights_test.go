@@ -223,7 +223,7 @@ func testAdmission(t *testing.T, s *server) {
 		t.Errorf("its own other label: %v", err)
 	}
 
-	r.Leave(t.Context())
+	r.Leave(t.Context(), nil)
 	if c := s.node("n1").Status.Conditions; !slices.ContainsFunc(c, func(c corev1.NodeCondition) bool {
 		return c.Type == nodestatus.ConditionType && c.Status == corev1.ConditionUnknown && c.Reason == "Stopped"
 	}) {

@@ -33,7 +33,7 @@ gotest = $(if $(TIMES),$(GOTESTSUM) --format standard-quiet --hide-summary skipp
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-.PHONY: help all demo build kubectl-virgate cross test test-race test-kubernetes e2e e2e-build nightly tools test-chart manifest reference test-prometheus image image-tar shell licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint slowest bench bench-check
+.PHONY: help all demo build kubectl-virgate cross test test-race test-kubernetes compile e2e e2e-build nightly tools test-chart manifest reference test-prometheus image image-tar shell licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint slowest bench bench-check
 .NOTPARALLEL:
 
 help: ## list the targets
@@ -67,6 +67,11 @@ test-race: $(if $(TIMES),$(GOTESTSUM)) ## all tests, floods, leaks and a short s
 test-kubernetes: $(if $(TIMES),$(GOTESTSUM)) ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min
 	cd test/kubernetes && go vet ./... $(if $(filter kubelet,$(SUITES)),&& $(gotest) -vet=off $(race) -timeout 30m ./kubelet) \
 	  $(if $(filter api dra,$(SUITES)),&& $(gotest) -vet=off $(stripped) -timeout 30m $(addprefix ./,$(filter api dra,$(SUITES)))) # kube-apiserver is slow to build with -race
+
+compile: # what the tests above link: CI compiles it while the e2e waits
+	go list -export -test $(race) $(detected) >/dev/null
+	go list -export -test $(undetected) ./internal/migchange >/dev/null
+	cd test/kubernetes && go list -export -test $(race) ./kubelet >/dev/null && go list -export -test ./api ./dra >/dev/null && go vet ./...
 
 nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, switches, soak, bench or a part of e2e
 	@PART='$(PART)' .ci/nightly

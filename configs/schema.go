@@ -125,7 +125,7 @@ func (w walker) mapping(v *value, k *key) {
 	var meant []string
 	v.fields = make(map[string]value, len(k.children))
 	for _, e := range entries {
-		if child := k.child(e.key); child != nil {
+		if child := k.child(e.key); child != nil && !child.isAnyName() {
 			if _, twice := v.fields[child.name]; twice {
 				e.place.problemHere(fmt.Sprintf("%s and %s are the same key, give one", child.name, child.Formerly))
 			}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/virgate/virgate/internal/wake"
 )
 
 const (
@@ -195,7 +197,7 @@ func (c *Client) run(
 		id:     id,
 	}
 	failures := make(chan error, 1)
-	failed := func(err error) {
+	d.store.failed = func(err error) {
 		select {
 		case failures <- err:
 		default: // One is enough.
@@ -206,8 +208,8 @@ func (c *Client) run(
 		default:
 		}
 	}
-	running.Go(func() { c.followNodes(following, d.store, failed) })
-	running.Go(func() { c.followPlan(following, d.store, id, failed) })
+	running.Go(func() { c.followNodes(following, d.store) })
+	running.Go(func() { c.followPlan(following, d.store, id) })
 	select {
 	case <-d.store.filled:
 	case err := <-failures:
@@ -294,17 +296,8 @@ const gather = 50 * time.Millisecond
 func (d *driver) wait(ctx context.Context) error {
 	select {
 	case <-d.store.changed:
-		return pause(ctx, gather)
+		wake.Sleep(ctx, gather)
 	case <-time.After(min(tick, d.outwait)):
-		return ctx.Err()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func pause(ctx context.Context, long time.Duration) error {
-	select {
-	case <-time.After(long):
 	case <-ctx.Done():
 	}
 	return ctx.Err()
@@ -345,7 +338,8 @@ func (d *driver) loop(ctx context.Context, unmake bool) error {
 			return err
 		case err != nil && ctx.Err() == nil:
 			d.notice("%v", err)
-			err = pause(ctx, tick)
+			wake.Sleep(ctx, tick)
+			continue
 		case !again:
 			err = d.wait(ctx)
 		}

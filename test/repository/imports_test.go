@@ -65,7 +65,7 @@ var arrows = map[string][]string{
 	"internal/wake":         {},
 	"internal/page":         {"mig", "sharing", "plugin", "internal/nodereport", "internal/status", "internal/units"},
 	"internal/web":          {"sharing", "internal/nodereport", "internal/page", "internal/status", "internal/wake"},
-	"internal/rollout":      {"internal/cluster", "internal/nodereport"},
+	"internal/rollout":      {"internal/cluster", "internal/kube", "internal/nodereport", "internal/wake"},
 	"internal/state":        {"mig", "sharing", "configs", "plugin"},
 	"internal/cdi":          {"sharing", "plugin/grant", "internal/driverroot", "internal/migcaps"},
 	"internal/driverroot":   {},

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/virgate/virgate/internal/kube"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // Watcher keeps a Snapshot up to date. It lists Nodes and pods once and watches them from there. It
@@ -160,10 +161,8 @@ func (w *Watcher) review(ctx context.Context) {
 		w.changed = w.changed || denied != w.denied
 		w.reviewed, w.denied = true, denied
 		w.mutex.Unlock()
-		select {
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, w.pace.later) {
 			return
-		case <-time.After(w.pace.later):
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -21,7 +22,7 @@ type gate struct {
 	// gpuOpen reports whether this process has a GPU open; nil if that cannot be found out.
 	gpuOpen func() bool
 	// reopen asks the poller to end its session and to start another.
-	reopen chan struct{}
+	reopen wake.Signal
 
 	mu sync.Mutex
 	// released holds the driver's index of each released GPU, by UUID; -1 while unknown.
@@ -52,7 +53,7 @@ type gate struct {
 func newGate() *gate {
 	return &gate{
 		mustRead: 1,
-		reopen:   make(chan struct{}, 1),
+		reopen:   wake.NewSignal(),
 		released: map[string]int{},
 		looked:   map[int]bool{},
 		handles:  map[Device]int{},
@@ -211,10 +212,7 @@ const closeLimit = 10 * time.Second
 
 // startClosing asks all sessions to end, and lets none start before they have. g.mu must be held.
 func (g *gate) startClosing() {
-	select {
-	case g.reopen <- struct{}{}:
-	default:
-	}
+	g.reopen.Notify()
 	if g.closing == nil && !g.ending {
 		closing := make(chan struct{})
 		g.closing = closing

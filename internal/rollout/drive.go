@@ -268,19 +268,16 @@ func (d *driver) take(ctx context.Context) (*Rollout, error) {
 			return nil, fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, p.Holder)
 		}
 		if free || time.Since(since) >= d.outwait {
-			began := time.Now().UTC()
-			now, err := d.writeState(ctx, p, func(s *State) error {
+			err := d.writeLease(ctx, p, func(s *State) error {
 				if s.Holder != p.Holder || !s.Renewed.Equal(p.Renewed) {
 					return fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, s.Holder)
 				}
-				s.Holder, s.Renewed = d.Holder, began
-				return nil
+				s.Holder = d.Holder
+				return s.renew(d.Holder)
 			})
 			if err != nil {
 				return nil, err
 			}
-			d.renewed = began
-			d.store.putPlan(now)
 			return d.find()
 		}
 		if err := d.wait(ctx); err != nil {
@@ -358,10 +355,15 @@ func (d *driver) changeState(ctx context.Context, set func(*State) error) error 
 	if err != nil {
 		return err
 	}
-	began := time.Now().UTC()
-	now, err := d.writeState(ctx, p, func(s *State) error {
+	return d.writeLease(ctx, p, func(s *State) error {
 		return errors.Join(s.renew(d.Holder), set(s))
 	})
+}
+
+// writeLease changes the State with set, which renews the lease too.
+func (d *driver) writeLease(ctx context.Context, p plan, set func(*State) error) error {
+	began := time.Now().UTC()
+	now, err := d.writeState(ctx, p, set)
 	if err != nil {
 		return err
 	}

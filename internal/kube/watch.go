@@ -45,10 +45,28 @@ type watcher struct {
 
 // Store receives what a watch sees, from one goroutine at a time.
 type Store interface {
-	cache.ReflectorStore
+	// Update gets an object that is new or has changed, Delete one that is gone.
+	Update(object any)
+	Delete(object any)
+	// Replace gets the objects of a list, and the list's version.
+	Replace(objects []any, version string)
 	// Failed gets why the objects cannot be watched; nil when they can be again.
 	Failed(error)
 }
+
+// reflected is a Store as the Reflector wants it.
+type reflected struct{ Store }
+
+func (r reflected) Add(object any) error    { return r.Update(object) }
+func (r reflected) Update(object any) error { r.Store.Update(object); return nil }
+func (r reflected) Delete(object any) error { r.Store.Delete(object); return nil }
+
+func (r reflected) Replace(objects []any, version string) error {
+	r.Store.Replace(objects, version)
+	return nil
+}
+
+func (reflected) Resync() error { return nil }
 
 // pace holds a watcher's times.
 type pace struct {
@@ -125,7 +143,8 @@ func (w *watcher) run(ctx context.Context) {
 	w.retry = w.pace.backoff
 	backoff := w.pace.backoff
 	requests := &cache.ListWatch{ListWithContextFunc: w.listNow, WatchFuncWithContext: w.watchFrom}
-	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, w), nil, w.store,
+	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, w), nil,
+		reflected{w.store},
 		cache.ReflectorOptions{
 			Name:            w.what,
 			TypeDescription: w.what,

@@ -366,24 +366,20 @@ func later(a, b string) bool {
 // nodeStore is what kube.Follow fills with Nodes.
 type nodeStore struct{ *store }
 
-// Add and the next four methods implement cache.ReflectorStore.
-func (s nodeStore) Add(object any) error { return s.Update(object) }
-
-func (s nodeStore) Update(object any) error {
+// Update and the next three methods implement kube.Store.
+func (s nodeStore) Update(object any) {
 	if n, ok := object.(*corev1.Node); ok {
 		s.put(nodeOf(n, s.domain))
 	}
-	return nil
 }
 
-func (s nodeStore) Delete(object any) error {
+func (s nodeStore) Delete(object any) {
 	if n, ok := object.(*corev1.Node); ok {
 		s.remove(n.Name, n.ResourceVersion)
 	}
-	return nil
 }
 
-func (s nodeStore) Replace(objects []any, version string) error {
+func (s nodeStore) Replace(objects []any, version string) {
 	there := map[string]bool{}
 	for _, object := range objects {
 		if n, ok := object.(*corev1.Node); ok {
@@ -395,37 +391,31 @@ func (s nodeStore) Replace(objects []any, version string) error {
 	defer s.mutex.Unlock()
 	maps.DeleteFunc(s.nodes, func(name string, n Node) bool { return !there[name] && !later(n.Version, version) })
 	s.has(&s.listed.nodes)
-	return nil
 }
-
-func (nodeStore) Resync() error { return nil }
 
 // planStore is what kube.Follow fills with the rollout's ConfigMap.
 type planStore struct{ *store }
 
-// Add and the next four methods implement cache.ReflectorStore.
-func (s planStore) Add(object any) error { return s.Update(object) }
-
-func (s planStore) Update(object any) error {
+// Update and the next three methods implement kube.Store.
+func (s planStore) Update(object any) {
 	if configMap, ok := object.(*corev1.ConfigMap); ok {
 		p, err := planOf(configMap)
 		if err == nil {
 			s.putPlan(p)
-			return nil
+			return
 		}
 		s.mutex.Lock()
 		defer s.mutex.Unlock()
 		s.unread = err
 		s.changed.Notify()
 	}
-	return nil
 }
 
-func (s planStore) Delete(any) error { return s.Replace(nil, "") }
+func (s planStore) Delete(any) { s.Replace(nil, "") }
 
-func (s planStore) Replace(objects []any, _ string) error {
+func (s planStore) Replace(objects []any, _ string) {
 	for _, object := range objects {
-		_ = s.Update(object) // It stores the error.
+		s.Update(object)
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -433,12 +423,8 @@ func (s planStore) Replace(objects []any, _ string) error {
 		s.plan, s.unread = nil, nil
 	}
 	s.has(&s.listed.plan)
-	return nil
 }
 
-func (planStore) Resync() error { return nil }
-
-// Failed implements kube.Store.
 func (s *store) Failed(err error) {
 	if err != nil {
 		s.failed(err)

@@ -249,13 +249,9 @@ func (o openWatch) Stop() {
 // Backoff returns the waits between tries that fail. They double from first to longest, and each is
 // randomly extended to at most twice as much, so that nodes which fail together come back apart.
 func Backoff(first, longest time.Duration) wait.Backoff {
-	return wait.Backoff{
-		Duration: first,
-		Factor:   2,
-		Jitter:   1,
-		Steps:    10,
-		Cap:      longest,
-	}
+	retry := wake.Backoff(first, longest)
+	retry.Jitter = 1
+	return retry
 }
 
 // Pause returns how long to wait after a request that failed: the backoff's next wait, and the delay

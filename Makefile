@@ -99,6 +99,7 @@ reference: ## docs: flags, the keys of profiles and the chart's values, from the
 	go test -run '^TestFlagReference$$' ./cmd/kubectl-virgate -update
 	go test -run '^TestReference' ./configs -update
 	cd test/chart && go test -run '^TestValuesReference$$' . -update
+	go generate ./internal/nvml
 
 test-prometheus: ## rules, dashboards and queries, by Debian's package prometheus
 	PROMETHEUS=required go test -count=1 ./test/prometheus

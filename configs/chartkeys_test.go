@@ -107,9 +107,11 @@ func TestReferenceOfChartValues(t *testing.T) {
 }
 
 type valueSchema struct {
-	Enum        []any    `json:"enum,omitempty"`
-	Type        []string `json:"type,omitempty"`
-	Description string   `json:"description,omitempty"`
+	Enum        []any        `json:"enum,omitempty"`
+	Type        []string     `json:"type,omitempty"`
+	Pattern     string       `json:"pattern,omitempty"`
+	Items       *valueSchema `json:"items,omitempty"`
+	Description string       `json:"description,omitempty"`
 }
 
 // chartValue describes a chart value that stands for the setting; null leaves the setting alone.
@@ -127,8 +129,15 @@ func chartValue(s Setting) valueSchema {
 		return valueSchema{Type: []string{"boolean", "null"}}
 	case TypeList:
 		last := len(s.Choices) - 1
-		return valueSchema{Type: []string{"string", "array", "null"}, Description: "One or several of " +
-			strings.Join(s.Choices[:last], ", ") + " and " + s.Choices[last] + ", with commas between."}
+		choice := "(" + strings.Join(s.Choices, "|") + ")"
+		items := &valueSchema{}
+		for _, choice := range s.Choices {
+			items.Enum = append(items.Enum, choice)
+		}
+		return valueSchema{
+			Type: []string{"string", "array", "null"}, Pattern: "^(" + choice + "(, *" + choice + ")*)?$", Items: items,
+			Description: "One or several of " + strings.Join(s.Choices[:last], ", ") + " and " + s.Choices[last] + ", with commas between.",
+		}
 	}
 	return valueSchema{Type: []string{"string", "null"}}
 }

@@ -125,6 +125,18 @@ func TestRepeatedKey(t *testing.T) {
 	}
 }
 
+// TestNamesLikePlaceholders checks that a name which stands for any name in keys.json is read like all others.
+func TestNamesLikePlaceholders(t *testing.T) {
+	file, err := ParseFile("", []byte(`{apiVersion: v1, kind: ConfigMap, metadata: {name: a}, data: {KEY: "{mig: {configs: {NAME: [{devices: all, mig-enabled: false}]}}}"}}`), nil)
+	if err != nil || len(file.Entries) != 1 || len(file.Entries[0].Config.Layouts) != 1 {
+		t.Errorf("ParseFile() = %+v, %v", file, err)
+	}
+	const want = `:1: health.xids.XID: expected the number of an XID, or other (got "XID")`
+	if _, err := Parse("", []byte("health: {xids: {XID: fatal}}"), nil); err == nil || err.Error() != want {
+		t.Errorf("error is %v, want %s", err, want)
+	}
+}
+
 // TestKeyIsChecked checks that an error in the chosen profile, in layouts, which any profile can name, or in the
 // manifest is a problem.
 func TestKeyIsChecked(t *testing.T) {

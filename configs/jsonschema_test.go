@@ -12,11 +12,22 @@ import (
 )
 
 // TestReferenceOfSchema checks that schema.json, which editors read, matches keys.json; with -update it writes
-// the file.
+// the file. A document with mig-configs is mig-parted's, one with rules has rules for profiles.
 func TestReferenceOfSchema(t *testing.T) {
-	profile := jsonSchema(profileKeys)
-	profile["$schema"], profile["title"] = "http://json-schema.org/draft-07/schema#", "A profile of Virgate"
-	text, err := json.MarshalIndent(profile, "", " ")
+	rules := jsonSchema(rulesKeys)
+	rules["properties"].(map[string]any)[rulesKey].(map[string]any)["items"] = jsonSchema(ruleKeys)
+	schema := map[string]any{
+		"$schema": "http://json-schema.org/draft-07/schema#",
+		"title":   "A profile of Virgate, rules for profiles, or MIG layouts of mig-parted",
+		"if":      map[string]any{"required": []string{migConfigsKey}},
+		"then":    jsonSchema(migPartedKeys),
+		"else": map[string]any{
+			"if":   map[string]any{"required": []string{rulesKey}},
+			"then": rules,
+			"else": jsonSchema(profileKeys),
+		},
+	}
+	text, err := json.MarshalIndent(schema, "", " ")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -42,6 +42,8 @@ func sampleEntry(list string) string {
 	switch list {
 	case pathMPS + ".resources[]":
 		return "{name: nvidia.com/gpu, replicas: 2}"
+	case "sharing.timeSlicing", pathMPS:
+		return "{resources: [{name: nvidia.com/gpu, replicas: 2}]}"
 	case pathShare:
 		return "{name: nvidia.com/gpu, replicas: 1, policy: spread}"
 	case pathShare + ".memory", pathMPS + ".resources[]" + ".memory":
@@ -49,7 +51,7 @@ func sampleEntry(list string) string {
 	case "resources.gpus[]", "resources.mig[]":
 		return "{pattern: A, name: nvidia.com/a}"
 	case pathMIGBlock:
-		return "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 1}}"
+		return "{devices: all, mig-enabled: true, mig-devices: {}}"
 	}
 	return "{}"
 }
@@ -179,6 +181,32 @@ func TestDocumentKeys(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestEveryKeyIsRead checks that each key changes the profile. TestKeysAreUsed in test/repository checks that
+// something uses what is read.
+func TestEveryKeyIsRead(t *testing.T) {
+	ofEachType := []string{"true", "false", "7", "2s", "2h", "30%", "other", "/other", "other/", "[0]", "{}", "nvidia.com/mig-1g.5gb"}
+	for _, key := range slices.Concat(settingKeys(), documentKeys()) {
+		if key.Path == "version" || key.Type == typeAny {
+			continue // The version has one value; of what is any, nothing is read.
+		}
+		results := []Config{}
+		for _, value := range slices.Concat(ofEachType, key.Choices, []string{sampleValue(key)}) {
+			if config, err := Parse("", []byte(key.written(t, value)), nil); err == nil {
+				results = append(results, config)
+			}
+		}
+		changes := func(c Config) bool {
+			return !cmp.Equal(results[0], c, compareSelectors, cmpopts.EquateErrors(), cmpopts.IgnoreFields(Config{}, "Notes"))
+		}
+		if without, err := Parse("", []byte(edit(t, key, func(section map[string]any, name string) { delete(section, name) })), nil); err == nil {
+			results = append(results, without)
+		}
+		if !slices.ContainsFunc(results, changes) {
+			t.Errorf("%s: %d values give the same profile: nothing reads it", key.Path, len(results))
+		}
 	}
 }
 

@@ -125,7 +125,7 @@ func (w walker) mapping(v *value, k *key) {
 	var meant []string
 	v.fields = make(map[string]value, len(k.children))
 	for _, e := range entries {
-		if child := k.child(e.key); child != nil {
+		if child := k.child(e.key); child != nil && !child.isAnyName() {
 			if _, twice := v.fields[child.name]; twice {
 				e.place.problemHere(fmt.Sprintf("%s and %s are the same key, give one", child.name, child.Formerly))
 			}
@@ -254,9 +254,12 @@ func (v *value) joined(k *key) (text string, ok bool) {
 	var texts []string
 	for _, item := range v.list() {
 		readable := false
-		if k.Type == TypeNumbers {
+		switch {
+		case item.absent(): // NVIDIA's plugin refuses it too, except for the channels, where it reads 0.
+			item.problem(k.expected())
+		case k.Type == TypeNumbers:
 			_, readable = item.number()
-		} else {
+		default:
 			_, readable = item.textOf(k.expected())
 		}
 		texts, ok = append(texts, item.node.Value), ok && readable

@@ -29,7 +29,8 @@ const (
 	pathMPSRoot             = "flags.mpsRoot"
 )
 
-// Schema is the JSON Schema of a profile, for editors. It is made from keys.json.
+// Schema is the JSON Schema of profiles, rules and mig-parted documents, for editors. It is made
+// from keys.json.
 //
 //go:embed schema.json
 var Schema string

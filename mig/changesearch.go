@@ -211,14 +211,21 @@ func (k *keepSearch) choose(n, weight int) {
 // feasible reports whether the rest of the layout fits beside the kept partitions after all others
 // are destroyed.
 func (k *keepSearch) feasible() bool {
-	live := k.live(k.kept)
+	_, _, rest := k.assigned()
+	return rest.place(0, 0, anyPlaces)
+}
+
+// assigned returns the kept GPU instances, the same with the partitions to add to them, and the
+// search for places of the GPU instances to make.
+func (k *keepSearch) assigned() (live, extended []instance, rest search) {
+	live = k.live(k.kept)
 	all := k.geometry.assign(k.missing(), live)
-	s := search{
+	extended = all[:len(live):len(live)]
+	return live, extended, search{
 		geometry: k.geometry,
 		fresh:    all[len(live):],
-		placed:   all[:len(live):len(live)],
+		placed:   extended,
 	}
-	return s.place(0, 0, anyPlaces)
 }
 
 // live returns the GPU instances with a chosen partition, sorted by start.

@@ -22,16 +22,10 @@ func (k *keepSearch) outcome(weight int) outcome {
 		kept:   slices.Clone(k.kept),
 		weight: weight,
 	}
-	live := k.live(k.kept)
-	all := k.geometry.assign(k.missing(), live)
+	live, extended, rest := k.assigned()
 	now := k.live(k.occupied(k.kept))
 	for n := range live {
-		o.instances = append(o.instances, k.extended(live[n], all[n], now))
-	}
-	rest := search{
-		geometry: k.geometry,
-		fresh:    all[len(live):],
-		placed:   all[:len(live):len(live)],
+		o.instances = append(o.instances, k.extended(live[n], extended[n], now))
 	}
 	var found []plannedInstance
 	best := -1

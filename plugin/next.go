@@ -194,11 +194,16 @@ func (s *inputs) mayBeHeld(resource string, e Entry) bool {
 // long enough ago that it is Unhealthy, no pod holds it, and no admission that may have chosen it
 // is still in progress.
 func (s *inputs) removable(resource string, e Entry) bool {
-	return !e.Applied.IsZero() && !s.rpc.Lost[resource] &&
-		s.kubelet.HeldKnown && s.kubelet.AppliedKnown && s.kubelet.HeldAt.After(e.Applied) &&
-		!s.kubelet.Applied.has(resource, e.ID) && !s.held(resource, e.ID) && !s.rpc.Busy[resource] &&
+	return s.isUnhealthy(resource, e) && s.kubelet.HeldAt.After(e.Applied) &&
+		!s.held(resource, e.ID) && !s.rpc.Busy[resource] &&
 		!s.now.Before(e.Applied.Add(s.timing.RemovalDelay)) &&
 		!s.now.Before(s.rpc.Preferred[resource][e.ID].Add(s.timing.RemovalDelay))
+}
+
+// isUnhealthy reports whether the kubelet has applied that the device is Unhealthy, and can be read.
+func (s *inputs) isUnhealthy(resource string, e Entry) bool {
+	return !e.Applied.IsZero() && !s.rpc.Lost[resource] && !s.kubelet.Applied.has(resource, e.ID) &&
+		s.kubelet.HeldKnown && s.kubelet.AppliedKnown
 }
 
 // settled reports whether every list is as the plan wants it, apart from units that still gain

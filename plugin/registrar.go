@@ -205,12 +205,7 @@ func (s *server) awaitBarrier(ctx context.Context) {
 	}
 	limited, cancel := context.WithTimeout(ctx, barrierTimeout)
 	defer cancel()
-	retry := wait.Backoff{
-		Duration: firstBarrierPause,
-		Factor:   2,
-		Steps:    10,
-		Cap:      mostBarrierPause,
-	}
+	retry := wake.Backoff(firstBarrierPause, mostBarrierPause)
 	for limited.Err() == nil {
 		serving, err := s.Kubelet.Serving(limited, s.name)
 		if limited.Err() == nil && (err != nil || !serving) {
@@ -246,13 +241,9 @@ type backoff struct {
 }
 
 func newBackoff() *backoff {
-	return &backoff{retry: wait.Backoff{
-		Duration: firstRetryPause,
-		Factor:   2,
-		Jitter:   1,
-		Steps:    10,
-		Cap:      2500 * time.Millisecond,
-	}}
+	retry := wake.Backoff(firstRetryPause, 2500*time.Millisecond)
+	retry.Jitter = 1
+	return &backoff{retry: retry}
 }
 
 func (b *backoff) reset() { *b = *newBackoff() }

@@ -124,8 +124,7 @@ func (s *inputs) isShare(resource, id string) bool {
 // canClose reports whether refusing the device harms no pod: an admission that chose it while the
 // kubelet considered it Healthy has had time to call Allocate.
 func (s *inputs) canClose(resource string, e Entry) bool {
-	return e.Phase == Removing && !e.Applied.IsZero() && !s.now.Before(e.Applied.Add(s.timing.Settle)) &&
-		!s.rpc.Lost[resource] && !s.kubelet.Applied.has(resource, e.ID) && s.kubelet.HeldKnown && s.kubelet.AppliedKnown
+	return e.Phase == Removing && s.isUnhealthy(resource, e) && !s.now.Before(e.Applied.Add(s.timing.Settle))
 }
 
 // isCleared reports whether the holders were read after Allocate began to refuse the device. A

@@ -82,7 +82,7 @@ func HoldersByUnit(allocations []Allocation) map[string][]Allocation {
 }
 
 func compareHolders(a, b Allocation) int {
-	return cmp.Or(compareContainers(a.holder(), b.holder()), cmp.Compare(a.Resource, b.Resource))
+	return cmp.Or(a.holder().Compare(b.holder()), cmp.Compare(a.Resource, b.Resource))
 }
 
 // DeviceCount counts a unit's devices under one name. Each device is in one state, so the three
@@ -197,8 +197,10 @@ func Oversubscriptions(usages []UnitUsage) map[string]float64 {
 // Container names a container of a pod on this node.
 type Container struct{ Namespace, Pod, Name string }
 
-func compareContainers(a, b Container) int {
-	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Name, b.Name))
+// Compare orders containers by namespace, pod and name.
+func (c Container) Compare(other Container) int {
+	return cmp.Or(cmp.Compare(c.Namespace, other.Namespace), cmp.Compare(c.Pod, other.Pod),
+		cmp.Compare(c.Name, other.Name))
 }
 
 func (a Allocation) holder() Container { return Container{a.Namespace, a.Pod, a.Container} }
@@ -425,8 +427,7 @@ func NewUtilizationReport(
 		report.Unattributed = append(report.Unattributed, rest...)
 	}
 	slices.SortFunc(report.Containers, func(a, b ContainerUtilization) int {
-		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Unit, b.Unit),
-			compareContainers(a.Container, b.Container))
+		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Unit, b.Unit), a.Container.Compare(b.Container))
 	})
 	report.Contention = contention(m.GPUs, report.Containers)
 	return report

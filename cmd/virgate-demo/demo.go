@@ -24,6 +24,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simkubelet"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/plugin"
 	"github.com/virgate/virgate/sharing"
 )
@@ -470,9 +471,7 @@ func (s *demoNode) breakProfile(ctx context.Context) error {
 	before := s.kubelet.Snapshot().Resources[gpuResource]
 	// The program checks the file every 200 ms. A pod that is admitted after a second proves that
 	// it still serves.
-	select {
-	case <-time.After(time.Second):
-	case <-ctx.Done():
+	if !wake.Sleep(ctx, time.Second) {
 		return ctx.Err()
 	}
 	_, podErr := s.kubelet.AddPod(ctx, podOf("demo", "late", gpuResource, 1))

@@ -128,11 +128,9 @@ func (s *demoNode) draSteps() []step {
 		}},
 		{"The pods end, and the profile asks for partitions on demand", s.makeOnDemand},
 		{"Back to the device plugin", func(ctx context.Context) error {
-			if err := s.replace([]byte(byPlugin)); err != nil {
-				return err
-			}
-			if err := s.allocatable(ctx, 4,
-				"the free GPU is the device plugin's again; the other one waits for its pods"); err != nil {
+			err := s.switchTo(ctx, byPlugin, 4,
+				"the free GPU is the device plugin's again; the other one waits for its pods")
+			if err != nil {
 				return err
 			}
 			if err := s.endByClaim(ctx, "small-1", "small-2"); err != nil {

@@ -62,17 +62,7 @@ func (s *demoNode) mpsSteps() []step {
 			return err
 		}},
 		{"The profile asks for MPS", func(ctx context.Context) error {
-			if err := s.replace([]byte(sharedByMPS)); err != nil {
-				return err
-			}
-			if err := s.allocatable(ctx, 4,
-				"the free GPU has its daemon: 4 shares by MPS; the other one waits for its pod"); err != nil {
-				return err
-			}
-			if err := s.runMPSPod(ctx, "inference", 1, "25"); err != nil {
-				return err
-			}
-			return s.runMPSPod(ctx, "training", 2, "50")
+			return s.runByMPS(ctx, 4, "the free GPU has its daemon: 4 shares by MPS; the other one waits for its pod")
 		}},
 		{"The pod with the time slice ends", func(ctx context.Context) error {
 			if err := s.kubelet.DeletePod("demo", "notebook"); err != nil {
@@ -82,10 +72,8 @@ func (s *demoNode) mpsSteps() []step {
 		}},
 		{"The daemon of the pods' GPU dies, and is healed", s.killMPSDaemon},
 		{"Every GPU whole again", func(ctx context.Context) error {
-			if err := s.replace([]byte("version: v1\n")); err != nil {
-				return err
-			}
-			if err := s.allocatable(ctx, 1, "the free GPU is whole, its daemon has ended"); err != nil {
+			err := s.switchTo(ctx, "version: v1\n", 1, "the free GPU is whole, its daemon has ended")
+			if err != nil {
 				return err
 			}
 			for _, pod := range []string{"inference", "training"} {
@@ -106,6 +94,14 @@ func (s *demoNode) mpsSteps() []step {
 		}},
 		{"What the kubelet thinks of it", s.showVerdict},
 	}
+}
+
+// switchTo replaces the profile and waits as allocatable does.
+func (s *demoNode) switchTo(ctx context.Context, profile string, count int, message string) error {
+	if err := s.replace([]byte(profile)); err != nil {
+		return err
+	}
+	return s.allocatable(ctx, count, message)
 }
 
 // allocatable waits until the kubelet may allocate that many devices, including those held.
@@ -147,11 +143,11 @@ func (s *demoNode) killMPSDaemon(ctx context.Context) error {
 }
 
 // serveMPS leaves two pods that share a GPU by MPS.
-func (s *demoNode) serveMPS(ctx context.Context) error {
-	if err := s.replace([]byte(sharedByMPS)); err != nil {
-		return err
-	}
-	if err := s.allocatable(ctx, 8, "shared by MPS"); err != nil {
+func (s *demoNode) serveMPS(ctx context.Context) error { return s.runByMPS(ctx, 8, "shared by MPS") }
+
+// runByMPS switches to MPS, waits until that many devices are allocatable, and starts two pods.
+func (s *demoNode) runByMPS(ctx context.Context, count int, message string) error {
+	if err := s.switchTo(ctx, sharedByMPS, count, message); err != nil {
 		return err
 	}
 	if err := s.runMPSPod(ctx, "inference", 1, "25"); err != nil {

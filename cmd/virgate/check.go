@@ -76,8 +76,8 @@ func schemaCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "schema",
 		Usage: "prints the JSON Schema of profiles, for editors",
-		Description: "Save it, and an editor with the YAML language server checks and completes a profile that\n" +
-			"begins with the line\n\n" +
+		Description: "Save it, and an editor with the YAML language server checks and completes a profile, rules\n" +
+			"or mig-parted's layouts if the file begins with the line\n\n" +
 			"# yaml-language-server: $schema=FILE",
 		Action: func(_ context.Context, cmd *cli.Command) error {
 			_, err := io.WriteString(cmd.Root().Writer, configs.Schema)

@@ -16,6 +16,7 @@ import (
 	"github.com/virgate/virgate/internal/command"
 	"github.com/virgate/virgate/internal/release"
 	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 func gpuCommand() *cli.Command {
@@ -135,9 +136,7 @@ func changeRelease(ctx context.Context, cmd *cli.Command, verb string) error {
 			!slices.Equal(waits, []string{release.Withdrawing}) {
 			return command.ErrSilent
 		}
-		select {
-		case <-time.After(200 * time.Millisecond):
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, 200*time.Millisecond) {
 			goes := "goes on being released"
 			if r.Reset {
 				goes = "is still reset when no program uses it, and released"

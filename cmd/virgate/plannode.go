@@ -82,10 +82,11 @@ func newNodeChoice(ctx context.Context, cmd *cli.Command, overrides configs.Over
 		return nil, command.Usage(fmt.Errorf("--fallback-strategies: %w", err))
 	}
 	if object := cmd.String("node-object"); object != "" {
-		c.labels, err = nodeObjectLabels(ctx, object, cmd.String("kubeconfig"))
+		found, err := nodeObjectLabels(ctx, object, cmd.String("kubeconfig"))
 		if err != nil {
 			return nil, err
 		}
+		maps.Copy(c.labels, found)
 	}
 	given, err := labels.ConvertSelectorToLabelsMap(cmd.String("labels"))
 	if err != nil {
@@ -108,8 +109,7 @@ func nodeObjectLabels(ctx context.Context, object, kubeconfig string) (map[strin
 				err)
 		}
 		config.UserAgent = "virgate-plan"
-		found, err := nodestatus.NodeLabels(ctx, config, object)
-		return nonNil(found), err
+		return nodestatus.NodeLabels(ctx, config, object)
 	}
 	data, err := configsource.Read(ctx, object)
 	if err != nil {
@@ -123,14 +123,7 @@ func nodeObjectLabels(ctx context.Context, object, kubeconfig string) (map[strin
 			fmt.Errorf("read --node-object: %s: expected kind Node, as of kubectl get node NAME -o yaml (got %q)",
 				configsource.Name(object), node.Kind)
 	}
-	return nonNil(node.Labels), nil
-}
-
-func nonNil(set map[string]string) map[string]string {
-	if set == nil {
-		return map[string]string{}
-	}
-	return set
+	return node.Labels, nil
 }
 
 // see uses the labels of these GPUs, and the Node's labels about its machine; without those, this

@@ -15,6 +15,7 @@ import (
 	"github.com/virgate/virgate/internal/daemon"
 	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodestatus"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 func uninstallCommand(environment environment) *cli.Command {
@@ -96,13 +97,11 @@ func uninstall(ctx context.Context, cmd *cli.Command) error {
 					strings.Join(removed.Left, ", ")))
 			}
 		}
-		select {
-		case <-waiting.Done():
+		if !wake.Sleep(waiting, uninstallInterval) {
 			for _, line := range left {
 				_, _ = fmt.Fprintln(out, line)
 			}
 			return errors.Join(errs...)
-		case <-time.After(uninstallInterval):
 		}
 	}
 }

@@ -20,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/virgate/virgate/internal/kube"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // Watcher keeps a Snapshot up to date. It lists Nodes and pods once and watches them from there. It
@@ -160,10 +161,8 @@ func (w *Watcher) review(ctx context.Context) {
 		w.changed = w.changed || denied != w.denied
 		w.reviewed, w.denied = true, denied
 		w.mutex.Unlock()
-		select {
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, w.pace.later) {
 			return
-		case <-time.After(w.pace.later):
 		}
 	}
 }
@@ -382,21 +381,19 @@ func (f *followed[T]) known() bool {
 	return f.kept != nil
 }
 
-// Replace and the next five methods implement the store for kube.Follow.
-func (f *followed[T]) Replace([]any, string) error {
+// Replace and the next three methods implement kube.Store.
+func (f *followed[T]) Replace([]any, string) {
 	f.w.mutex.Lock()
 	defer f.w.mutex.Unlock()
 	f.w.changed = f.w.changed || f.kept == nil || !reflect.DeepEqual(f.kept, f.listed)
 	f.kept, f.listed = f.listed, nil
-	return nil
 }
 
-func (f *followed[T]) Add(object any) error { return f.Update(object) }
-
-func (f *followed[T]) Update(object any) error {
+func (f *followed[T]) Update(object any) {
 	item, ok := f.trim(object)
 	if !ok {
-		return f.Delete(object)
+		f.Delete(object)
+		return
 	}
 	f.w.mutex.Lock()
 	defer f.w.mutex.Unlock()
@@ -405,20 +402,16 @@ func (f *followed[T]) Update(object any) error {
 	if old, found := f.kept[key]; !found || !reflect.DeepEqual(old, item) {
 		f.kept[key], f.w.changed = item, true
 	}
-	return nil
 }
 
-func (f *followed[T]) Delete(object any) error {
+func (f *followed[T]) Delete(object any) {
 	item, _ := f.trim(object)
 	f.w.mutex.Lock()
 	defer f.w.mutex.Unlock()
 	before := len(f.kept)
 	delete(f.kept, f.key(item))
 	f.w.changed = f.w.changed || len(f.kept) < before
-	return nil
 }
-
-func (*followed[T]) Resync() error { return nil }
 
 func (f *followed[T]) Failed(err error) {
 	f.w.mutex.Lock()

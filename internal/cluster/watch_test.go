@@ -270,10 +270,10 @@ func TestWatchSame(t *testing.T) {
 	a.fill(1)
 	w := (&Client{}).NewWatcher(options)
 	w.nodes.listed = map[string]Node{}
-	_ = w.nodes.Replace(nil, "")
+	w.nodes.Replace(nil, "")
 	for _, want := range []bool{true, false} {
 		w.changed = false
-		if _ = w.nodes.Update(a.nodes[0].DeepCopy()); w.changed != want {
+		if w.nodes.Update(a.nodes[0].DeepCopy()); w.changed != want {
 			t.Errorf("changed %t, want %t", w.changed, want)
 		}
 	}
@@ -608,11 +608,12 @@ func BenchmarkWatch(b *testing.B) {
 	}
 	before := memory()
 	w.nodes.listed, w.pods.listed = map[string]Node{}, map[string]Pod{}
-	_, _ = w.nodes.Replace(nil, ""), w.pods.Replace(nil, "")
+	w.nodes.Replace(nil, "")
+	w.pods.Replace(nil, "")
 	for i := range nodes {
 		node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n%04d", i), Labels: labels}}
 		node.Status.Capacity, node.Status.Allocatable = quantities("nvidia.com/gpu", 32), quantities("nvidia.com/gpu", 32)
-		_ = w.nodes.Add(&node)
+		w.nodes.Update(&node)
 	}
 	for i := range pods {
 		pod := gpuPod(fmt.Sprintf("p%05d", i), fmt.Sprintf("n%04d", i%nodes))
@@ -620,7 +621,7 @@ func BenchmarkWatch(b *testing.B) {
 		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", AllocatedResourcesStatus: []corev1.ResourceStatus{{
 			Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{{ResourceID: corev1.ResourceID(fmt.Sprintf("GPU-00000000-0000-0000-0000-%012d::%d", i%8, i%4)), Health: "Healthy"}},
 		}}}}
-		_ = w.pods.Add(&pod)
+		w.pods.Update(&pod)
 	}
 	kept := memory() - before
 	now := time.Now()

@@ -47,10 +47,8 @@ func (s *partStore[T]) pending() error {
 	return fmt.Errorf("%s: %w", s.what, configs.ErrPending)
 }
 
-// Add and the next four methods implement cache.ReflectorStore.
-func (s *partStore[T]) Add(object any) error { return s.Update(object) }
-
-func (s *partStore[T]) Update(object any) error {
+// Update and the next three methods implement kube.Store.
+func (s *partStore[T]) Update(object any) {
 	if key, value, ok := s.part(object); ok {
 		parts := maps.Clone(s.load().parts)
 		if parts == nil {
@@ -59,19 +57,17 @@ func (s *partStore[T]) Update(object any) error {
 		parts[key] = value
 		s.keep(parts)
 	}
-	return nil
 }
 
-func (s *partStore[T]) Delete(object any) error {
+func (s *partStore[T]) Delete(object any) {
 	if key, _, ok := s.part(object); ok {
 		parts := maps.Clone(s.load().parts)
 		delete(parts, key)
 		s.keep(parts)
 	}
-	return nil
 }
 
-func (s *partStore[T]) Replace(objects []any, _ string) error {
+func (s *partStore[T]) Replace(objects []any, _ string) {
 	parts := make(map[string]T, len(objects))
 	for _, object := range objects {
 		if key, value, ok := s.part(object); ok {
@@ -79,10 +75,7 @@ func (s *partStore[T]) Replace(objects []any, _ string) error {
 		}
 	}
 	s.keep(parts)
-	return nil
 }
-
-func (*partStore[T]) Resync() error { return nil }
 
 func (s *partStore[T]) keep(parts map[string]T) {
 	last := s.load()

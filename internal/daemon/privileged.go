@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"errors"
+	"time"
 
 	"github.com/virgate/virgate/internal/gpusettings"
 	"github.com/virgate/virgate/internal/host"
@@ -85,20 +86,22 @@ func (p Privileged) MakeNodes(ctx context.Context, files []string) error {
 	if p.gpus.NotPermitted != nil && p.gpus.NotPermitted() {
 		return errNodesNotPermitted
 	}
-	if p.node.Closed() { // nvidia-modprobe would load a module that was just unloaded.
+	return p.run(ctx, settingLimit, "the making of device nodes",
+		func(ctx context.Context) error { return p.gpus.MakeNodes(ctx, files) })
+}
+
+// run runs one of NVIDIA's programs, unless the driver is closed: it would load a module that was
+// just unloaded.
+func (p Privileged) run(ctx context.Context, limit time.Duration, what string, do func(context.Context) error) error {
+	if p.node.Closed() {
 		return errDriverClosed
 	}
-	return abandonable(ctx, settingLimit, "the making of device nodes", func(ctx context.Context) error {
-		return p.gpus.MakeNodes(ctx, files)
-	})
+	return abandonable(ctx, limit, what, do)
 }
 
 // Reset resets the GPU with that PCI bus ID, which this program must have closed.
 func (p Privileged) Reset(ctx context.Context, pciBusID string) error {
-	if p.node.Closed() { // nvidia-smi would load the module, too.
-		return errDriverClosed
-	}
-	return abandonable(ctx, resetLimit, "the reset",
+	return p.run(ctx, resetLimit, "the reset",
 		func(ctx context.Context) error { return p.gpus.Reset(ctx, pciBusID) })
 }
 
@@ -118,10 +121,7 @@ func (p Privileged) Persistence(ctx context.Context, pciBusID string) (on bool, 
 
 // SetPersistence turns persistence mode on or off.
 func (p Privileged) SetPersistence(ctx context.Context, pciBusID string, on bool) error {
-	if p.node.Closed() { // As in MakeNodes.
-		return errDriverClosed
-	}
-	return abandonable(ctx, settingLimit, "nvidia-smi",
+	return p.run(ctx, settingLimit, "nvidia-smi",
 		func(ctx context.Context) error { return p.gpus.SetPersistence(ctx, pciBusID, on) })
 }
 

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -85,7 +86,7 @@ type Options struct {
 // looked and wake.
 type Settings struct {
 	Options
-	wake chan struct{}
+	wake wake.Signal
 	// list has the results by GPU. The stored map is never changed.
 	list atomic.Pointer[map[string][]status.GPUSetting]
 	// foreign describes GPUs whose compute mode keeps programs off them and was not set by Virgate.
@@ -123,7 +124,7 @@ type readMode struct {
 func New(options Options) *Settings {
 	s := &Settings{
 		Options: options,
-		wake:    make(chan struct{}, 1),
+		wake:    wake.NewSignal(),
 		changed: map[string]ChangedGPU{},
 		slices:  map[string]setSlice{},
 		failed:  map[string]failedSetting{},
@@ -134,12 +135,7 @@ func New(options Options) *Settings {
 }
 
 // Wake makes Run check again. It does not wait.
-func (s *Settings) Wake() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
+func (s *Settings) Wake() { s.wake.Notify() }
 
 // All returns the settings by GPU that are wanted or not undone yet. The caller must not change
 // them.

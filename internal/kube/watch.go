@@ -45,10 +45,28 @@ type watcher struct {
 
 // Store receives what a watch sees, from one goroutine at a time.
 type Store interface {
-	cache.ReflectorStore
+	// Update gets an object that is new or has changed, Delete one that is gone.
+	Update(object any)
+	Delete(object any)
+	// Replace gets the objects of a list, and the list's version.
+	Replace(objects []any, version string)
 	// Failed gets why the objects cannot be watched; nil when they can be again.
 	Failed(error)
 }
+
+// reflected is a Store as the Reflector wants it.
+type reflected struct{ Store }
+
+func (r reflected) Add(object any) error    { return r.Update(object) }
+func (r reflected) Update(object any) error { r.Store.Update(object); return nil }
+func (r reflected) Delete(object any) error { r.Store.Delete(object); return nil }
+
+func (r reflected) Replace(objects []any, version string) error {
+	r.Store.Replace(objects, version)
+	return nil
+}
+
+func (reflected) Resync() error { return nil }
 
 // pace holds a watcher's times.
 type pace struct {
@@ -125,7 +143,8 @@ func (w *watcher) run(ctx context.Context) {
 	w.retry = w.pace.backoff
 	backoff := w.pace.backoff
 	requests := &cache.ListWatch{ListWithContextFunc: w.listNow, WatchFuncWithContext: w.watchFrom}
-	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, w), nil, w.store,
+	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, w), nil,
+		reflected{w.store},
 		cache.ReflectorOptions{
 			Name:            w.what,
 			TypeDescription: w.what,
@@ -230,13 +249,9 @@ func (o openWatch) Stop() {
 // Backoff returns the waits between tries that fail. They double from first to longest, and each is
 // randomly extended to at most twice as much, so that nodes which fail together come back apart.
 func Backoff(first, longest time.Duration) wait.Backoff {
-	return wait.Backoff{
-		Duration: first,
-		Factor:   2,
-		Jitter:   1,
-		Steps:    10,
-		Cap:      longest,
-	}
+	retry := wake.Backoff(first, longest)
+	retry.Jitter = 1
+	return retry
 }
 
 // Pause returns how long to wait after a request that failed: the backoff's next wait, and the delay

@@ -33,30 +33,25 @@ type seen struct {
 	complaints int
 }
 
-func (s *seen) Add(object any) error { return s.Update(object) }
-
-func (s *seen) Update(object any) error {
+func (s *seen) Update(object any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if configMap, ok := object.(*corev1.ConfigMap); ok {
 		s.text = configMap.Data["a"]
 	}
-	return nil
 }
 
-func (s *seen) Delete(any) error { return nil }
+func (s *seen) Delete(any) {}
 
-func (s *seen) Replace(objects []any, _ string) error {
+func (s *seen) Replace(objects []any, _ string) {
 	if len(objects) == 0 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.missing = true
-		return nil
+		return
 	}
-	return s.Update(objects[0])
+	s.Update(objects[0])
 }
-
-func (*seen) Resync() error { return nil }
 
 func (s *seen) Failed(err error) {
 	s.mu.Lock()

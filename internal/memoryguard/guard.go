@@ -279,12 +279,7 @@ func (g *Guard) OverLimits() (list []nodereport.OverLimit) {
 		}
 	}
 	slices.SortFunc(list, func(a, b nodereport.OverLimit) int {
-		return cmp.Or(
-			cmp.Compare(a.Unit, b.Unit),
-			cmp.Compare(a.Namespace, b.Namespace),
-			cmp.Compare(a.Pod, b.Pod),
-			cmp.Compare(a.Name, b.Name),
-		)
+		return cmp.Or(cmp.Compare(a.Unit, b.Unit), a.Container.Compare(b.Container))
 	})
 	return list
 }

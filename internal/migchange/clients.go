@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/mig"
 )
 
@@ -32,7 +33,7 @@ type clients struct {
 	*Options
 	journal *keeper
 	// wake has room for one request to resume them.
-	wake chan struct{}
+	wake wake.Signal
 
 	// mu is also held while labels are written.
 	mu      sync.Mutex
@@ -50,10 +51,7 @@ func (c *clients) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.changes--
-	select {
-	case c.wake <- struct{}{}:
-	default:
-	}
+	c.wake.Notify()
 }
 
 // pause returns the paused labels; none if pausing is not allowed or has failed.
@@ -190,9 +188,7 @@ func (e *executor) makeWithoutClients(
 	e.progress.report(g, nodereport.LayoutPending,
 		fmt.Sprintf("waiting for the programs of the label %s to let go of the GPU", labels))
 	for range clientTries {
-		select {
-		case <-time.After(clientPause):
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, clientPause) {
 			return err
 		}
 		err = e.Partitioner.Apply(ctx, g.status.GPU, step)

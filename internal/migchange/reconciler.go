@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/mig"
 	"github.com/virgate/virgate/sharing"
 )
@@ -82,7 +83,7 @@ type Options struct {
 // the GPU's managedGPU to itself until it ends.
 type Reconciler struct {
 	Options
-	wake     chan struct{}
+	wake     wake.Signal
 	requests chan waitingRequest
 	gpus     map[string]*managedGPU
 	changes  *changes
@@ -159,7 +160,7 @@ func New(o Options) *Reconciler {
 	o.now = time.Now
 	r := &Reconciler{
 		Options:  o,
-		wake:     make(chan struct{}, 1),
+		wake:     wake.NewSignal(),
 		requests: make(chan waitingRequest),
 		gpus:     map[string]*managedGPU{},
 	}
@@ -175,7 +176,7 @@ func New(o Options) *Reconciler {
 	r.clients = &clients{
 		Options: &r.Options,
 		journal: r.journal,
-		wake:    make(chan struct{}, 1),
+		wake:    wake.NewSignal(),
 	}
 	r.executor = &executor{
 		Options:  &r.Options,
@@ -185,7 +186,7 @@ func New(o Options) *Reconciler {
 		journal:  r.journal,
 		progress: r.progress,
 		clients:  r.clients,
-		driver:   make(chan struct{}, 1),
+		driver:   wake.NewSignal(),
 	}
 	return r
 }
@@ -210,12 +211,7 @@ func Once(ctx context.Context, o Options) ([]nodereport.GPULayout, error) {
 }
 
 // Wake makes Run check the GPUs again. It does not wait.
-func (r *Reconciler) Wake() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
-	}
-}
+func (r *Reconciler) Wake() { r.wake.Notify() }
 
 // WakeIfWaiting calls Wake if a GPU waits for its layout. It is for changes of lists and holders,
 // which do not matter otherwise.

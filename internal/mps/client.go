@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // Unit and State are the items of the two messages on the socket.
@@ -171,9 +172,7 @@ func (c *Client) Run(ctx context.Context) error {
 			c.log.Info("not connected to virgate mps", "socket", c.socket, "because", err)
 			told = err.Error()
 		}
-		select {
-		case <-time.After(redial):
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, redial) {
 			return nil
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // Environment is the environment of a daemon, and of the program that sends commands to it.
@@ -162,9 +164,7 @@ func (p Program) Clear(ctx context.Context, env Environment) error {
 		for _, pid := range left {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
-		select {
-		case <-time.After(clearInterval):
-		case <-ctx.Done():
+		if !wake.Sleep(ctx, clearInterval) {
 			return fmt.Errorf("processes %v of %s were killed and are still there", left, env.Pipe)
 		}
 	}

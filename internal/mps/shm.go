@@ -128,6 +128,11 @@ func (u *unitRun) makeShm() error {
 		}
 		target = filepath.Join("..", hostShm, u.unit.ID)
 	}
+	return u.linkShm(target)
+}
+
+// linkShm lets the link point to the memory.
+func (u *unitRun) linkShm(target string) error {
 	next := u.shm() + ".next"
 	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
@@ -153,7 +158,7 @@ func (u *unitRun) leaveCommonShm() (left bool, err error) {
 		return false, err
 	}
 	if held, err := u.holdsCommonShm(); held || err != nil { // A container has started meanwhile.
-		return false, errors.Join(err, u.linkCommonShm())
+		return false, errors.Join(err, u.linkShm(filepath.Join("..", commonShm)))
 	}
 	u.dropCommonShm()
 	u.log.Info("MPS daemon and clients have a /dev/shm of their own from now on")
@@ -175,15 +180,6 @@ func (u *unitRun) holdsCommonShm() (bool, error) {
 		}
 	}
 	return false, nil
-}
-
-// linkCommonShm undoes makeShm.
-func (u *unitRun) linkCommonShm() error {
-	next := u.shm() + ".next"
-	if err := os.Symlink(filepath.Join("..", commonShm), next); err != nil {
-		return err
-	}
-	return os.Rename(next, u.shm())
 }
 
 // removeShm removes the unit's memory, which no pod holds any more.

@@ -12,9 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
-
 	"github.com/virgate/virgate/internal/nodereport"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -109,12 +108,7 @@ func (u *unitRun) run(ctx context.Context) {
 		u.take(wish)
 	default:
 	}
-	pauses := wait.Backoff{
-		Duration: u.Timing.Pause,
-		Factor:   2,
-		Steps:    32,
-		Cap:      u.Timing.MaxPause,
-	}
+	pauses := wake.Backoff(u.Timing.Pause, u.Timing.MaxPause)
 	retry := pauses
 	for {
 		var err error

@@ -23,19 +23,12 @@ type DRA struct {
 	Units map[string]decide.Unit
 }
 
-// draCollector is a prometheus.Collector.
-type draCollector struct {
-	metrics.Families
-	read func() DRA
-}
-
 // NewDRACollector returns a collector that shows what read returns at each scrape.
 func NewDRACollector(read func() DRA) prometheus.Collector {
-	return draCollector{metrics.ParseFamilies(draFamilies), read}
+	return metrics.OfTable(draFamilies, func(send metrics.Send) { collectDRA(send, read()) })
 }
 
-func (c draCollector) Collect(ch chan<- prometheus.Metric) {
-	send, now := c.To(ch), c.read()
+func collectDRA(send metrics.Send, now DRA) {
 	state := now.State
 	view := now.View
 	all := now.Units

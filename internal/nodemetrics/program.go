@@ -62,19 +62,12 @@ type MPS struct {
 // Repartitions counts the outcomes of changes of MIG layouts that had begun.
 type Repartitions struct{ Applied, Undone, Failed uint64 }
 
-// programCollector is a prometheus.Collector.
-type programCollector struct {
-	metrics.Families
-	read func() Program
-}
-
 // NewProgramCollector returns a collector that shows what read returns at each scrape.
 func NewProgramCollector(read func() Program) prometheus.Collector {
-	return programCollector{metrics.ParseFamilies(programFamilies), read}
+	return metrics.OfTable(programFamilies, func(send metrics.Send) { collectProgram(send, read()) })
 }
 
-func (c programCollector) Collect(ch chan<- prometheus.Metric) {
-	send, p := c.To(ch), c.read()
+func collectProgram(send metrics.Send, p Program) {
 	send("build_info", 1, p.Version)
 	send("config_last_apply_successful", metrics.BoolToFloat(p.Accepted))
 	send("inventory_last_read_successful", metrics.BoolToFloat(p.Read))

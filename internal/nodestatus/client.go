@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -59,6 +60,9 @@ func (c client) metadata(ctx context.Context) (metav1.ObjectMeta, error) {
 func (c client) patchNode(ctx context.Context, kind types.PatchType, body any, part ...string) error {
 	return c.Write(ctx, "patch node "+c.node, c.Patch(kind).Resource("nodes").Name(c.node).SubResource(part...), body)
 }
+
+// pointerPart returns the key as a part of a JSON Pointer (RFC 6901).
+func pointerPart(key string) string { return strings.NewReplacer("~", "~0", "/", "~1").Replace(key) }
 
 // createEvent creates the event. If an event of that name exists, it is this one, created by a
 // request whose answer was lost.

@@ -48,7 +48,7 @@ func (l *ClientLabels) Resume(ctx context.Context, labels []string) error {
 func (c client) relabel(ctx context.Context, labels []string, from, to string) error {
 	var failed []error
 	for _, label := range labels {
-		path := "/metadata/labels/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(label)
+		path := "/metadata/labels/" + pointerPart(label)
 		operations := []map[string]string{
 			{
 				"op":    "test",

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/virgate/virgate/internal/kube"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 // helmRelease is an annotation that Helm adds to what it installs. The output of helm template lacks it.
@@ -48,10 +49,8 @@ func EndDaemonSet(
 		if errors.Is(err, ErrNotOfHelm) || err == nil && len(left) == 0 {
 			return nil, err
 		}
-		select {
-		case <-waiting.Done():
+		if !wake.Sleep(waiting, endInterval) {
 			return left, err
-		case <-time.After(endInterval):
 		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -261,7 +260,7 @@ func (r *staleResources) write(ctx context.Context, report nodereport.Report) (a
 // remove removes the resource if its capacity is still 0. Otherwise the API refuses the whole
 // patch, which is no error here.
 func (r *staleResources) remove(ctx context.Context, name string) error {
-	path := "/status/capacity/" + strings.NewReplacer("~", "~0", "/", "~1").Replace(name)
+	path := "/status/capacity/" + pointerPart(name)
 	operations := []map[string]string{{
 		"op":    "test",
 		"path":  path,

@@ -71,12 +71,7 @@ func (p *poller) rescanSoon() {
 
 // backoff returns the pauses between attempts.
 func (n *Node) backoff() wait.Backoff {
-	return wait.Backoff{
-		Duration: n.options.Backoff,
-		Factor:   2,
-		Steps:    32,
-		Cap:      30 * time.Second,
-	}
+	return wake.Backoff(n.options.Backoff, 30*time.Second)
 }
 
 // run opens the driver, and reopens it after failures, until ctx ends.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -21,7 +22,7 @@ type gate struct {
 	// gpuOpen reports whether this process has a GPU open; nil if that cannot be found out.
 	gpuOpen func() bool
 	// reopen asks the poller to end its session and to start another.
-	reopen chan struct{}
+	reopen wake.Signal
 
 	mu sync.Mutex
 	// released holds the driver's index of each released GPU, by UUID; -1 while unknown.
@@ -52,7 +53,7 @@ type gate struct {
 func newGate() *gate {
 	return &gate{
 		mustRead: 1,
-		reopen:   make(chan struct{}, 1),
+		reopen:   wake.NewSignal(),
 		released: map[string]int{},
 		looked:   map[int]bool{},
 		handles:  map[Device]int{},
@@ -140,10 +141,13 @@ func (g *gate) closedByPause() bool {
 }
 
 // countMustRead adds to mustRead, and ends the sessions when its last reason is gone.
-func (g *gate) countMustRead(more int) {
+func (g *gate) countMustRead(more int) { g.change(func() { g.mustRead += more }) }
+
+// change makes a change that may close the whole driver, or let sessions start.
+func (g *gate) change(change func()) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.mustRead += more
+	change()
 	if g.closed() && g.opened > 0 {
 		g.startClosing()
 	}
@@ -211,10 +215,7 @@ const closeLimit = 10 * time.Second
 
 // startClosing asks all sessions to end, and lets none start before they have. g.mu must be held.
 func (g *gate) startClosing() {
-	select {
-	case g.reopen <- struct{}{}:
-	default:
-	}
+	g.reopen.Notify()
 	if g.closing == nil && !g.ending {
 		closing := make(chan struct{})
 		g.closing = closing
@@ -378,24 +379,12 @@ func (n *Node) OpenAll(use func()) error {
 // and a session may have one open even if it has looked up no GPU. Pause replaces an earlier Pause,
 // and does not wait. Inventory does not change during it.
 func (n *Node) Pause(gpus []string) {
-	n.gate.mu.Lock()
-	defer n.gate.mu.Unlock()
-	n.gate.paused, n.gate.pausedGPUs = true, gpus
-	if n.gate.closed() && n.gate.opened > 0 {
-		n.gate.startClosing()
-	}
-	n.gate.tellChange()
+	n.gate.change(func() { n.gate.paused, n.gate.pausedGPUs = true, gpus })
 }
 
 // Resume ends Pause.
 func (n *Node) Resume() {
-	n.gate.mu.Lock()
-	defer n.gate.mu.Unlock()
-	n.gate.paused, n.gate.pausedGPUs = false, nil
-	if n.gate.closed() && n.gate.opened > 0 {
-		n.gate.startClosing()
-	}
-	n.gate.tellChange()
+	n.gate.change(func() { n.gate.paused, n.gate.pausedGPUs = false, nil })
 }
 
 // Closed reports whether the whole driver is closed by Pause.
@@ -487,10 +476,7 @@ func (n *Node) Release(ctx context.Context, gpu string) (index int, err error) {
 	if err != nil {
 		return index, fmt.Errorf("let go of %s: %w", gpu, err)
 	}
-	n.gate.mu.Lock()
-	all := n.gate.opensAll()
-	n.gate.mu.Unlock()
-	if all {
+	if n.OpensAll() {
 		n.log.Info("no GPU is watched until the released ones are taken back: this driver opens all GPUs at once")
 	}
 	return index, nil

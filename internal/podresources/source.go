@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"k8s.io/apimachinery/pkg/util/wait"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -190,11 +189,7 @@ func call[Response any](
 	if err := limiter.Wait(ctx); err != nil {
 		return none, err
 	}
-	retry := wait.Backoff{
-		Duration: 50 * time.Millisecond,
-		Factor:   2,
-		Steps:    32,
-	}
+	retry := wake.Backoff(50*time.Millisecond, s.options.Timeout)
 	for {
 		response, err := method(ctx, client)
 		if status.Code(err) != codes.ResourceExhausted || status.Convert(err).Message() != rateLimited {

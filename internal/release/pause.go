@@ -105,7 +105,7 @@ func (m *Manager) followPause(ctx context.Context) (again bool) {
 				r.Until = time.Now()
 			}
 			if ends || m.inPause { // Some waited for its end to be reset or taken back.
-				notify(r.wake)
+				r.wake.Notify()
 			}
 		}
 		m.inPause = false
@@ -134,7 +134,7 @@ func (m *Manager) releaseAll(pause Pause) (another bool) {
 		r.Why = pause.Text()
 		r.Until = time.Now().Add(pauseLimit).Round(0)
 		changed = true
-		notify(r.wake)
+		r.wake.Notify()
 	}
 	if changed {
 		m.keepLater()

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/mig"
 )
 
@@ -150,9 +151,6 @@ func (m *Manager) keepPersistence(ctx context.Context) {
 				m.Logger.Warn("persistence mode of a GPU, off for a reset", "pci", busID, "error", err)
 			}
 		}
-		select {
-		case <-time.After(persistenceInterval):
-		case <-ctx.Done():
-		}
+		wake.Sleep(ctx, persistenceInterval)
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/units"
+	"github.com/virgate/virgate/internal/wake"
 	"github.com/virgate/virgate/sharing"
 )
 
@@ -142,7 +143,7 @@ type Manager struct {
 	inPause bool
 	off     []PersistenceOff
 	// wake has room for one signal to Run that there is a new release.
-	wake chan struct{}
+	wake wake.Signal
 	// driver has the turns that takeDriver takes.
 	driver *semaphore.Weighted
 }
@@ -151,7 +152,7 @@ type release struct {
 	Release
 	// running is true once it has its goroutine, which wake signals changes to.
 	running bool
-	wake    chan struct{}
+	wake    wake.Signal
 	// closing is true from the moment when nothing else may begin that needs a driver that opens all
 	// GPUs at once.
 	closing bool
@@ -164,13 +165,13 @@ func New(options Options) *Manager {
 	return &Manager{
 		Options: options,
 		gpus:    map[string]*release{},
-		wake:    make(chan struct{}, 1),
+		wake:    wake.NewSignal(),
 		driver:  semaphore.NewWeighted(turnToReset),
 	}
 }
 
 // Wake makes Run check again for a pause, or for a GPU to reset. It does not wait.
-func (m *Manager) Wake() { notify(m.wake) }
+func (m *Manager) Wake() { m.wake.Notify() }
 
 func (m *Manager) paused() bool {
 	pause, _ := m.Paused()
@@ -209,7 +210,7 @@ func (m *Manager) Load(ctx context.Context) (closed bool) {
 			indexes[r.GPU] = r.DriverIndex
 		}
 		r.State, r.Reset = Waiting, r.Reset && m.Reset != nil
-		m.gpus[r.GPU] = &release{Release: r, wake: make(chan struct{}, 1)}
+		m.gpus[r.GPU] = &release{Release: r, wake: wake.NewSignal()}
 	}
 	m.Releaser.KeepReleased(indexes)
 	if over {
@@ -322,7 +323,7 @@ func (m *Manager) keepLater() {
 		m.Logger.Error("releases not kept for a restart, it is tried again", "error", m.unkept)
 	}
 	if m.unkept != nil {
-		notify(m.wake)
+		m.wake.Notify()
 	}
 }
 
@@ -336,14 +337,6 @@ func (m *Manager) set(r *release, change func(*Release)) {
 	}
 	m.Changed()
 	m.keepLater()
-}
-
-// notify sends a signal without waiting.
-func notify(wake chan<- struct{}) {
-	select {
-	case wake <- struct{}{}:
-	default:
-	}
 }
 
 // Withdrawing is what a release waits for when no pod has the GPU.
@@ -531,7 +524,7 @@ func (m *Manager) put(gpu sharing.GPU) *release {
 				DriverIndex: -1,
 				State:       Waiting,
 			},
-			wake: make(chan struct{}, 1),
+			wake: wake.NewSignal(),
 		}
 		m.gpus[gpu.UUID] = r
 	}

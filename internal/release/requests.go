@@ -39,11 +39,11 @@ func (m *Manager) begin(selector sharing.Selector, length time.Duration, reset b
 	r.Pause, r.Why = false, "" // From now on, it does not end with a pause.
 	if err := m.keep(); err != nil {
 		r.Release, m.gpus = last, before
-		notify(m.wake) // Replace what the store may have saved of it.
+		m.wake.Notify() // Replace what the store may have saved of it.
 		return Release{}, err
 	}
-	notify(r.wake)
-	notify(m.wake)
+	r.wake.Notify()
+	m.wake.Notify()
 	return r.Release, nil
 }
 
@@ -84,7 +84,7 @@ func (m *Manager) restore(selector sharing.Selector) (Release, error) {
 		return Release{}, errors.New(pause.Text())
 	}
 	r.Until = time.Now()
-	notify(r.wake)
+	r.wake.Notify()
 	return r.Release, nil
 }
 

@@ -18,20 +18,22 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 
 	"github.com/virgate/virgate/internal/cluster"
+	"github.com/virgate/virgate/internal/kube"
+	"github.com/virgate/virgate/internal/wake"
 )
 
 const (
 	// requestTime limits one request.
 	requestTime = 10 * time.Second
+	// listTime limits a list of all Nodes, spread is the time over which a cut watch comes back.
+	listTime, spread = 5 * time.Minute, time.Second
 	// atOnce is how many Nodes are written at once.
 	atOnce = 16
 	// fieldManager is the field manager that the API server records for these writes.
@@ -87,17 +89,17 @@ func (c *Client) list(ctx context.Context, keep func(*corev1.Node)) (version str
 			keep(&list.Items[i])
 		}
 	})
-	if err != nil {
-		return "", fmt.Errorf("list nodes: %w", err)
-	}
-	return version, nil
+	return version, err
 }
 
 // nodes returns all current Nodes, sorted by name, with the resources of their domain.
 func (c *Client) nodes(ctx context.Context, domain func(node string) string) (nodes []Node, err error) {
 	_, err = c.list(ctx, func(n *corev1.Node) { nodes = append(nodes, nodeOf(n, domain(n.Name))) })
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
 	slices.SortFunc(nodes, func(a, b Node) int { return strings.Compare(a.Name, b.Name) })
-	return nodes, err
+	return nodes, nil
 }
 
 // get reads one Node; found is false if it does not exist.
@@ -129,7 +131,7 @@ func (c *Client) write(ctx context.Context, what string, request func(context.Co
 		if err == nil {
 			return nil
 		}
-		if gone(err) || refused(err) || try == tries || pause(ctx, retryPause) != nil {
+		if gone(err) || refused(err) || try == tries || !wake.Sleep(ctx, retryPause) {
 			return fmt.Errorf("%s: %w", what, err)
 		}
 	}
@@ -260,27 +262,30 @@ func refused(err error) bool {
 		apierrors.IsBadRequest(err) || apierrors.IsAlreadyExists(err)
 }
 
-// store holds the rollout's plan and the Nodes as last seen, by a Reflector or in the answer to a
+// store holds the rollout's plan and the Nodes as last seen, by a watch or in the answer to a
 // write.
 type store struct {
 	domain string
+	// failed is called when the API server does not answer what fills the store.
+	failed func(error)
+	// changed signals any change.
+	changed wake.Signal
 
 	mutex sync.Mutex
 	nodes map[string]Node
 	// plan is nil if its ConfigMap does not exist; unread is why it cannot be read.
 	plan   *plan
 	unread error
-	// changed signals any change; filled is closed after the first lists of both kinds.
-	changed chan struct{}
-	filled  chan struct{}
-	listed  struct{ nodes, plan bool }
+	// filled is closed after the first lists of both kinds.
+	filled chan struct{}
+	listed struct{ nodes, plan bool }
 }
 
 func newStore(domain string) *store {
 	return &store{
 		domain:  domain,
 		nodes:   map[string]Node{},
-		changed: make(chan struct{}, 1),
+		changed: wake.NewSignal(),
 		filled:  make(chan struct{}),
 	}
 }
@@ -309,20 +314,13 @@ func (s *store) rollout(id string) (*Rollout, error) {
 	return p.join(s.nodes), nil
 }
 
-func (s *store) wake() {
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
-}
-
 // put stores the Node, unless it has a later version: an answer may overtake the watch.
 func (s *store) put(n Node) {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if last, found := s.nodes[n.Name]; !found || !later(last.Version, n.Version) {
 		s.nodes[n.Name] = n
-		s.wake()
+		s.changed.Notify()
 	}
 }
 
@@ -332,7 +330,7 @@ func (s *store) remove(name, version string) {
 	defer s.mutex.Unlock()
 	if last, found := s.nodes[name]; found && !later(last.Version, version) {
 		delete(s.nodes, name)
-		s.wake()
+		s.changed.Notify()
 	}
 }
 
@@ -342,7 +340,7 @@ func (s *store) putPlan(p plan) {
 	defer s.mutex.Unlock()
 	if s.plan == nil || !later(s.plan.version, p.version) {
 		s.plan, s.unread = &p, nil
-		s.wake()
+		s.changed.Notify()
 	}
 }
 
@@ -354,7 +352,7 @@ func (s *store) has(listed *bool) {
 			close(s.filled)
 		}
 	}
-	s.wake()
+	s.changed.Notify()
 }
 
 // later compares resource versions (Kubernetes API Concepts, "Resource versions": numbers of one
@@ -365,27 +363,23 @@ func later(a, b string) bool {
 	return errX == nil && errY == nil && x > y
 }
 
-// nodeStore is filled by the Reflector of Nodes.
+// nodeStore is what kube.Follow fills with Nodes.
 type nodeStore struct{ *store }
 
-// Add and the next four methods implement cache.ReflectorStore.
-func (s nodeStore) Add(object any) error { return s.Update(object) }
-
-func (s nodeStore) Update(object any) error {
+// Update and the next three methods implement kube.Store.
+func (s nodeStore) Update(object any) {
 	if n, ok := object.(*corev1.Node); ok {
 		s.put(nodeOf(n, s.domain))
 	}
-	return nil
 }
 
-func (s nodeStore) Delete(object any) error {
+func (s nodeStore) Delete(object any) {
 	if n, ok := object.(*corev1.Node); ok {
 		s.remove(n.Name, n.ResourceVersion)
 	}
-	return nil
 }
 
-func (s nodeStore) Replace(objects []any, version string) error {
+func (s nodeStore) Replace(objects []any, version string) {
 	there := map[string]bool{}
 	for _, object := range objects {
 		if n, ok := object.(*corev1.Node); ok {
@@ -397,37 +391,31 @@ func (s nodeStore) Replace(objects []any, version string) error {
 	defer s.mutex.Unlock()
 	maps.DeleteFunc(s.nodes, func(name string, n Node) bool { return !there[name] && !later(n.Version, version) })
 	s.has(&s.listed.nodes)
-	return nil
 }
 
-func (nodeStore) Resync() error { return nil }
-
-// planStore is filled by the Reflector of the rollout's ConfigMap.
+// planStore is what kube.Follow fills with the rollout's ConfigMap.
 type planStore struct{ *store }
 
-// Add and the next four methods implement cache.ReflectorStore.
-func (s planStore) Add(object any) error { return s.Update(object) }
-
-func (s planStore) Update(object any) error {
+// Update and the next three methods implement kube.Store.
+func (s planStore) Update(object any) {
 	if configMap, ok := object.(*corev1.ConfigMap); ok {
 		p, err := planOf(configMap)
 		if err == nil {
 			s.putPlan(p)
-			return nil
+			return
 		}
 		s.mutex.Lock()
 		defer s.mutex.Unlock()
 		s.unread = err
-		s.wake()
+		s.changed.Notify()
 	}
-	return nil
 }
 
-func (s planStore) Delete(any) error { return s.Replace(nil, "") }
+func (s planStore) Delete(any) { s.Replace(nil, "") }
 
-func (s planStore) Replace(objects []any, _ string) error {
+func (s planStore) Replace(objects []any, _ string) {
 	for _, object := range objects {
-		_ = s.Update(object) // It stores the error.
+		s.Update(object)
 	}
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
@@ -435,13 +423,16 @@ func (s planStore) Replace(objects []any, _ string) error {
 		s.plan, s.unread = nil, nil
 	}
 	s.has(&s.listed.plan)
-	return nil
 }
 
-func (planStore) Resync() error { return nil }
+func (s *store) Failed(err error) {
+	if err != nil {
+		s.failed(err)
+	}
+}
 
 // followNodes keeps the store's Nodes up to date until ctx ends.
-func (c *Client) followNodes(ctx context.Context, s *store, failed func(error)) {
+func (c *Client) followNodes(ctx context.Context, s *store) {
 	list := func(ctx context.Context) (runtime.Object, error) {
 		list := &corev1.NodeList{}
 		version, err := c.list(ctx, func(n *corev1.Node) {
@@ -451,71 +442,43 @@ func (c *Client) followNodes(ctx context.Context, s *store, failed func(error)) 
 		list.ResourceVersion = version
 		return list, err
 	}
-	c.follow(ctx, "nodes", &corev1.Node{}, list, c.api.CoreV1().Nodes().Watch, nodeStore{s}, failed)
+	c.follow(ctx, "nodes", list, c.api.CoreV1().Nodes().Watch, nodeStore{s})
 }
 
 // followPlan keeps the store's plan up to date until ctx ends.
-func (c *Client) followPlan(ctx context.Context, s *store, id string, failed func(error)) {
+func (c *Client) followPlan(ctx context.Context, s *store, id string) {
 	named := "metadata.name=" + planName + id
-	list := func(ctx context.Context) (runtime.Object, error) {
-		var all *corev1.ConfigMapList
-		err := cluster.Pages(ctx, &c.Lists, c.configMaps().List, metav1.ListOptions{FieldSelector: named},
+	list := func(ctx context.Context) (all runtime.Object, err error) {
+		err = cluster.Pages(ctx, &c.Lists, c.configMaps().List, metav1.ListOptions{FieldSelector: named},
 			func(list *corev1.ConfigMapList) { all = list })
-		if err != nil {
-			return nil, fmt.Errorf("read rollout %s, a ConfigMap of the namespace %s: %w", id, c.namespace, err)
-		}
-		return all, nil
+		return all, err
 	}
 	watch := func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 		options.FieldSelector = named
 		return c.configMaps().Watch(ctx, options)
 	}
-	c.follow(ctx, "configmaps", &corev1.ConfigMap{}, list, watch, planStore{s}, failed)
+	what := fmt.Sprintf("rollout %s, a ConfigMap of the namespace %s", id, c.namespace)
+	c.follow(ctx, what, list, watch, planStore{s})
 }
 
 // follow lists and watches objects of one kind until ctx ends.
 func (c *Client) follow(
-	ctx context.Context, what string, kind runtime.Object, list func(context.Context) (runtime.Object, error),
-	events func(context.Context, metav1.ListOptions) (watch.Interface, error), s cache.ReflectorStore,
-	failed func(error),
+	ctx context.Context,
+	what string,
+	list func(context.Context) (runtime.Object, error),
+	watches func(context.Context, metav1.ListOptions) (watch.Interface, error),
+	into kube.Store,
 ) {
-	requests := &cache.ListWatch{
+	kube.Follow(ctx, cache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, _ metav1.ListOptions) (runtime.Object, error) {
-			objects, err := list(ctx)
-			if err != nil && ctx.Err() == nil {
-				failed(err)
-			}
-			return objects, err
+			return list(ctx)
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			c.Watches.Add(1)
-			w, err := events(ctx, options)
-			if err != nil && ctx.Err() == nil {
-				failed(fmt.Errorf("watch %s: %w", what, err))
-			}
-			return w, err
+			return watches(ctx, options)
 		},
-	}
-	reflector := cache.NewReflectorWithOptions(cache.ToListWatcherWithWatchListSemantics(requests, plainLists{}), kind,
-		s, cache.ReflectorOptions{
-			Name: what,
-			Backoff: &wait.Backoff{
-				Duration: 300 * time.Millisecond,
-				Factor:   2,
-				Jitter:   1,
-				Steps:    6,
-				Cap:      10 * time.Second,
-			},
-			Logger: &klog.Logger{},
-		})
-	reflector.RunWithContext(klog.NewContext(ctx, klog.Logger{}))
+	}, what, into, listTime, spread)
 }
-
-// plainLists makes the Reflector list page by page and then watch, without a streaming list.
-type plainLists struct{}
-
-// IsWatchListSemanticsUnSupported is called by the Reflector.
-func (plainLists) IsWatchListSemanticsUnSupported() bool { return true }
 
 var (
 	// ErrStopped means that the rollout has stopped because of a node.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/virgate/virgate/internal/wake"
 )
 
 const (
@@ -195,7 +197,7 @@ func (c *Client) run(
 		id:     id,
 	}
 	failures := make(chan error, 1)
-	failed := func(err error) {
+	d.store.failed = func(err error) {
 		select {
 		case failures <- err:
 		default: // One is enough.
@@ -206,8 +208,8 @@ func (c *Client) run(
 		default:
 		}
 	}
-	running.Go(func() { c.followNodes(following, d.store, failed) })
-	running.Go(func() { c.followPlan(following, d.store, id, failed) })
+	running.Go(func() { c.followNodes(following, d.store) })
+	running.Go(func() { c.followPlan(following, d.store, id) })
 	select {
 	case <-d.store.filled:
 	case err := <-failures:
@@ -266,19 +268,16 @@ func (d *driver) take(ctx context.Context) (*Rollout, error) {
 			return nil, fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, p.Holder)
 		}
 		if free || time.Since(since) >= d.outwait {
-			began := time.Now().UTC()
-			now, err := d.writeState(ctx, p, func(s *State) error {
+			err := d.writeLease(ctx, p, func(s *State) error {
 				if s.Holder != p.Holder || !s.Renewed.Equal(p.Renewed) {
 					return fmt.Errorf("rollout %s: %w: %s", d.id, errHeld, s.Holder)
 				}
-				s.Holder, s.Renewed = d.Holder, began
-				return nil
+				s.Holder = d.Holder
+				return s.renew(d.Holder)
 			})
 			if err != nil {
 				return nil, err
 			}
-			d.renewed = began
-			d.store.putPlan(now)
 			return d.find()
 		}
 		if err := d.wait(ctx); err != nil {
@@ -294,17 +293,8 @@ const gather = 50 * time.Millisecond
 func (d *driver) wait(ctx context.Context) error {
 	select {
 	case <-d.store.changed:
-		return pause(ctx, gather)
+		wake.Sleep(ctx, gather)
 	case <-time.After(min(tick, d.outwait)):
-		return ctx.Err()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func pause(ctx context.Context, long time.Duration) error {
-	select {
-	case <-time.After(long):
 	case <-ctx.Done():
 	}
 	return ctx.Err()
@@ -345,7 +335,8 @@ func (d *driver) loop(ctx context.Context, unmake bool) error {
 			return err
 		case err != nil && ctx.Err() == nil:
 			d.notice("%v", err)
-			err = pause(ctx, tick)
+			wake.Sleep(ctx, tick)
+			continue
 		case !again:
 			err = d.wait(ctx)
 		}
@@ -364,10 +355,15 @@ func (d *driver) changeState(ctx context.Context, set func(*State) error) error 
 	if err != nil {
 		return err
 	}
-	began := time.Now().UTC()
-	now, err := d.writeState(ctx, p, func(s *State) error {
+	return d.writeLease(ctx, p, func(s *State) error {
 		return errors.Join(s.renew(d.Holder), set(s))
 	})
+}
+
+// writeLease changes the State with set, which renews the lease too.
+func (d *driver) writeLease(ctx context.Context, p plan, set func(*State) error) error {
+	began := time.Now().UTC()
+	now, err := d.writeState(ctx, p, set)
 	if err != nil {
 		return err
 	}

@@ -1,10 +1,12 @@
-// Package wake has what goroutines wait with: a signal that wakes one of them, and a sleep that ends
-// with its context. Backoffs are wait.Backoff of k8s.io/apimachinery.
+// Package wake has what goroutines wait with: a signal that wakes one of them, a sleep that ends with
+// its context, and backoffs.
 package wake
 
 import (
 	"context"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // Signal tells the goroutine that receives from it to look again. Signals that it has not received
@@ -29,4 +31,14 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 	}
 	return ctx.Err() == nil
+}
+
+// Backoff returns the pauses between tries that fail: they double from first to longest.
+func Backoff(first, longest time.Duration) wait.Backoff {
+	return wait.Backoff{
+		Duration: first,
+		Factor:   2,
+		Steps:    32,
+		Cap:      longest,
+	}
 }

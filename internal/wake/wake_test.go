@@ -37,3 +37,12 @@ func TestSleep(t *testing.T) {
 		}
 	})
 }
+
+func TestBackoff(t *testing.T) {
+	retry := Backoff(time.Second, 5*time.Second)
+	for _, want := range []time.Duration{1, 2, 4, 5, 5} {
+		if got := retry.Step(); got != want*time.Second {
+			t.Errorf("pause %s, want %s", got, want*time.Second)
+		}
+	}
+}

@@ -179,12 +179,7 @@ func (s *Server) keepServing(ctx context.Context, a *address) {
 
 // newRetry returns the pauses before an address is tried again.
 func newRetry() wait.Backoff {
-	return wait.Backoff{
-		Duration: 100 * time.Millisecond,
-		Factor:   2,
-		Steps:    10,
-		Cap:      10 * time.Second,
-	}
+	return wake.Backoff(100*time.Millisecond, 10*time.Second)
 }
 
 // retryAfter returns the pauses after a try that took so long, including its pause: if an address

@@ -28,23 +28,23 @@ type State struct {
 	AllocationsKnown bool
 }
 
-// Families are the metrics of a collector, by name without "virgate_".
-type Families map[string]*prometheus.Desc
+// families are the metrics of a collector, by name without "virgate_".
+type families map[string]*prometheus.Desc
 
-// ParseFamilies reads a table with one metric per line: name{label, label} meaning.
-func ParseFamilies(table string) Families {
-	families := Families{}
+// parseFamilies reads a table.
+func parseFamilies(table string) families {
+	parsed := families{}
 	for line := range strings.Lines(table) {
 		name, rest, _ := strings.Cut(strings.TrimSpace(line), "{")
 		labels, help, _ := strings.Cut(rest, "} ")
 		separator := func(r rune) bool { return r == ',' || r == ' ' }
-		families[name] = prometheus.NewDesc("virgate_"+name, help, strings.FieldsFunc(labels, separator), nil)
+		parsed[name] = prometheus.NewDesc("virgate_"+name, help, strings.FieldsFunc(labels, separator), nil)
 	}
-	return families
+	return parsed
 }
 
 // Describe implements prometheus.Collector.
-func (f Families) Describe(ch chan<- *prometheus.Desc) {
+func (f families) Describe(ch chan<- *prometheus.Desc) {
 	for _, desc := range f {
 		ch <- desc
 	}
@@ -53,8 +53,8 @@ func (f Families) Describe(ch chan<- *prometheus.Desc) {
 // Send sends a metric with one value: a counter if its name ends in "_total", else a gauge.
 type Send func(name string, value float64, labels ...string)
 
-// To returns a Send that passes metrics to a scrape.
-func (f Families) To(ch chan<- prometheus.Metric) Send {
+// to returns a Send that passes metrics to a scrape.
+func (f families) to(ch chan<- prometheus.Metric) Send {
 	return func(name string, value float64, labels ...string) {
 		desc, known := f[name]
 		if !known {
@@ -68,14 +68,19 @@ func (f Families) To(ch chan<- prometheus.Metric) Send {
 	}
 }
 
-// collector sends the metrics of its families at each scrape.
+// OfTable returns a collector of the metrics in a table, one per line: name{label, label} meaning.
+// It calls collect at each scrape.
+func OfTable(table string, collect func(Send)) prometheus.Collector {
+	return collector{parseFamilies(table), collect}
+}
+
 type collector struct {
-	Families
-	collect func(send Send)
+	families
+	collect func(Send)
 }
 
 // Collect implements prometheus.Collector.
-func (c collector) Collect(ch chan<- prometheus.Metric) { c.collect(c.To(ch)) }
+func (c collector) Collect(ch chan<- prometheus.Metric) { c.collect(c.to(ch)) }
 
 //go:embed units.txt
 var unitFamilies string
@@ -84,13 +89,13 @@ var unitFamilies string
 // functions of the other collectors, state is called at each scrape, from any goroutine, and
 // returns at once.
 func NewCollector(state func() State) prometheus.Collector {
-	return collector{ParseFamilies(unitFamilies), func(send Send) {
+	return OfTable(unitFamilies, func(send Send) {
 		now := state()
 		collectUnits(send, now)
 		if now.AllocationsKnown {
 			collectHeld(send, now)
 		}
-	}}
+	})
 }
 
 func collectUnits(send Send, state State) {
@@ -171,7 +176,7 @@ func constMetric(desc *prometheus.Desc, kind prometheus.ValueType, value float64
 type LimitedCollector struct {
 	most       int
 	collectors []prometheus.Collector
-	own        Families
+	own        families
 }
 
 // NewLimitedCollector returns a collector that passes on at most this many series of the
@@ -180,7 +185,7 @@ func NewLimitedCollector(most int, collectors ...prometheus.Collector) LimitedCo
 	return LimitedCollector{
 		most:       most,
 		collectors: collectors,
-		own: ParseFamilies(
+		own: parseFamilies(
 			"dropped_series{} Series that this scrape lacks because there are more than --metrics-max-series."),
 	}
 }
@@ -217,7 +222,7 @@ func (l LimitedCollector) pass(all <-chan prometheus.Metric, ch chan<- prometheu
 		shown++
 		ch <- metric
 	}
-	l.own.To(ch)("dropped_series", float64(dropped))
+	l.own.to(ch)("dropped_series", float64(dropped))
 }
 
 //go:embed health.txt
@@ -225,7 +230,7 @@ var healthFamilies string
 
 // NewHealthCollector returns a collector of the result of report.
 func NewHealthCollector(report func() sharing.HealthReport) prometheus.Collector {
-	return collector{ParseFamilies(healthFamilies), func(send Send) { collectHealth(send, report()) }}
+	return OfTable(healthFamilies, func(send Send) { collectHealth(send, report()) })
 }
 
 func collectHealth(send Send, report sharing.HealthReport) {
@@ -268,7 +273,7 @@ var utilizationFamilies string
 
 // NewUtilizationCollector returns a collector of the result of use. Its series name no pods.
 func NewUtilizationCollector(use func() UtilizationState) prometheus.Collector {
-	return collector{ParseFamilies(utilizationFamilies), func(send Send) { collectUtilization(send, use()) }}
+	return OfTable(utilizationFamilies, func(send Send) { collectUtilization(send, use()) })
 }
 
 func collectUtilization(send Send, use UtilizationState) {
@@ -362,13 +367,13 @@ var containerFamilies string
 // NewContainerCollector returns a collector of all series that name a pod. They are gauges of the
 // current state, so an ended pod leaves no series behind.
 func NewContainerCollector(state func() State, use func() UtilizationState) prometheus.Collector {
-	return collector{ParseFamilies(containerFamilies), func(send Send) {
+	return OfTable(containerFamilies, func(send Send) {
 		if now := state(); now.AllocationsKnown {
 			collectAllocations(send, now)
 			collectMPSLimits(send, now)
 		}
 		collectContainers(send, use().Report.Containers)
-	}}
+	})
 }
 
 func collectContainers(send Send, containers []sharing.ContainerUtilization) {

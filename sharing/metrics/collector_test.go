@@ -299,11 +299,11 @@ func TestConstantShowsAnyName(t *testing.T) {
 // TestOneBadSeriesLeavesTheOthers checks that the other series survive a metric that cannot be shown, and a
 // collector that panics.
 func TestOneBadSeriesLeavesTheOthers(t *testing.T) {
-	families := ParseFamilies("good{} A test.\nbad{name} A test.")
-	good, bad := families["good"], families["bad"]
+	parsed := parseFamilies("good{} A test.\nbad{name} A test.")
+	good, bad := parsed["good"], parsed["bad"]
 	for name, collector := range map[string]prometheus.Collector{
 		"too few labels": some{bad, constMetric(bad, prometheus.GaugeValue, 1)},
-		"no such metric": unlisted{families},
+		"no such metric": unlisted{parsed},
 		"panic":          broken{bad},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -330,10 +330,10 @@ func (s some) Describe(ch chan<- *prometheus.Desc) { ch <- s.description }
 func (s some) Collect(ch chan<- prometheus.Metric) { ch <- s.metric }
 
 // unlisted sends a metric that its table does not have.
-type unlisted struct{ Families }
+type unlisted struct{ families }
 
-func (u unlisted) Describe(ch chan<- *prometheus.Desc) { ch <- u.Families["bad"] }
-func (u unlisted) Collect(ch chan<- prometheus.Metric) { u.To(ch)("other", 1) }
+func (u unlisted) Describe(ch chan<- *prometheus.Desc) { ch <- u.families["bad"] }
+func (u unlisted) Collect(ch chan<- prometheus.Metric) { u.to(ch)("other", 1) }
 
 // broken panics when it is called.
 type broken struct{ description *prometheus.Desc }

@@ -28,8 +28,15 @@ func TestProfileSchema(t *testing.T) {
 		"{}", "flags:", "health: {xids: {79: fatal, other: ignore}}", "exclude: [0, GPU-1, {pattern: T4}]",
 		"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2, devices: 1}]}}",
 		"mig: {configs: {a: [{device-filter: '0x20B010DE', devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}]}}",
+		"version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}, {devices: [0], mig-enabled: true, mig-devices: {}}]}",
+		"rules: [{profile: a, nodeSelector: {}, mig: b}, {profile: c, matchExpressions: [{key: k, operator: In, values: ['1']}]}]\nspread: 5m",
 		"flags: {plugin: {deviceListStrategy: [envvar, cdi-cri]}, gfd: {sleepInterval: 5}}\nretireAfter: {shrink: 1h30m}",
 	}
+	layouts, err := os.ReadFile("../../configs/testdata/cases/mig-parted-names.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	good = append(good, string(layouts))
 	files, err := filepath.Glob("../../configs/examples/*.yaml")
 	if err != nil || len(files) == 0 {
 		t.Fatal(files, err)
@@ -53,6 +60,9 @@ func TestProfileSchema(t *testing.T) {
 		"flag: {}", "flags: {migStrategy: mixd}", "flags: {deviceDiscoveryStrategy: tegra}", "retireAfter: {shrink: 5}",
 		"sharing: {timeSlicing: {resources: [{name: gpu}]}}", "sharing: {mps: {resources: [{name: gpu, replicas: 49}]}}",
 		"mig: {configs: {a: []}}", "dra: {resources: some}", "exclude: [{}]", "sharing: []",
+		"mig-configs: {a: [{devices: all, mig-enabled: false}]}", "version: v1\nmig-configs: {a: [{devices: all}]}",
+		"version: v1\nmig-configs: {}", "rules: [{nodeSelector: {}}]", "rules: [{profile: a, nodeSelector: {b: 1}}]", "rules: []\nflags:",
+		"rules: [{profile: a, matchExpressions: [{key: k, operator: Is}]}]", "mig: {allowed: [null]}", "dra: {resources: [null]}",
 	} {
 		if validate(text) == nil {
 			t.Errorf("the schema accepts %s", text)

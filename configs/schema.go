@@ -255,7 +255,7 @@ func (v *value) joined(k *key) (text string, ok bool) {
 	for _, item := range v.list() {
 		readable := false
 		switch {
-		case item.absent(): // NVIDIA's plugin refuses it too, except for the channels, where it reads 0.
+		case item.absent(): // Most likely a mistake in a template. NVIDIA's plugin reads 0 for a channel.
 			item.problem(k.expected())
 		case k.Type == TypeNumbers:
 			_, readable = item.number()

@@ -427,7 +427,7 @@ func NewUtilizationReport(
 		report.Unattributed = append(report.Unattributed, rest...)
 	}
 	slices.SortFunc(report.Containers, func(a, b ContainerUtilization) int {
-		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Unit, b.Unit), a.Container.Compare(b.Container))
+		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Unit, b.Unit), a.Compare(b.Container))
 	})
 	report.Contention = contention(m.GPUs, report.Containers)
 	return report

@@ -279,7 +279,7 @@ func (g *Guard) OverLimits() (list []nodereport.OverLimit) {
 		}
 	}
 	slices.SortFunc(list, func(a, b nodereport.OverLimit) int {
-		return cmp.Or(cmp.Compare(a.Unit, b.Unit), a.Container.Compare(b.Container))
+		return cmp.Or(cmp.Compare(a.Unit, b.Unit), a.Compare(b.Container))
 	})
 	return list
 }

@@ -91,7 +91,7 @@ func TestRolloutDryRun(t *testing.T) {
 		{Resources: []nodereport.ForecastResource{gpus(8, 0, 0, 0), shared(32, 32)}},
 		nil,
 	}
-	unfit := append(fits[:3:3], &nodereport.Forecast{Resources: []nodereport.ForecastResource{gpus(8, 8, 8, 8)}, Unfit: []string{"ConfigMap gpu/profiles: the node label wants \"new\"\x1b[31m: it holds old"}}, nil)
+	unfit := append(fits[:3:3], &nodereport.Forecast{Resources: []nodereport.ForecastResource{gpus(8, 8, 8, 8)}, Unfit: []string{"ConfigMap gpu/profiles: the node label names \"new\"\x1b[31m, which does not exist: the profiles are old"}}, nil)
 	const counted = "5 nodes to new, 2 at once; nothing was changed\n\n"
 	const told = "\n" +
 		"MIG partitions of 1 GPUs: 1 kept, 2 destroyed, 3 made\n\n" +
@@ -120,7 +120,7 @@ func TestRolloutDryRun(t *testing.T) {
 			"nvidia.com/gpu         24      8       8      0\n" +
 			"nvidia.com/gpu.shared  0       0       64     12\n" + told + "\n" +
 			"refusing, or left with nothing to offer, 1 of 5 nodes:\n" +
-			"  n4: ConfigMap gpu/profiles: the node label wants \"new\"\ufffd[31m: it holds old\n" + unknown + warnings},
+			"  n4: ConfigMap gpu/profiles: the node label names \"new\"\ufffd[31m, which does not exist: the profiles are old\n" + unknown + warnings},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			words := "rollout start new -l nvidia.com/device-plugin.config=old --max-unavailable 2 --dry-run --virgate-namespace gpu --kubeconfig " + forecastAPI(t, true, test.forecasts...)

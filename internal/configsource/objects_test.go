@@ -416,7 +416,7 @@ func TestWithLabel(t *testing.T) {
 	s.await(generation(t, cutting), "")
 	for _, test := range []struct{ label, value, refusal string }{
 		{labelName, "b", ""},
-		{labelName, "none", "it holds a, b"},
+		{labelName, "none", "the profiles are a, b"},
 		{MIGLabel, "all-disabled", ""},
 		{MIGLabel, "min", `MIG layout "min": no layout has this name`},
 	} {

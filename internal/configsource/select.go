@@ -108,7 +108,7 @@ func Choose(c Criteria) (Chosen, error) {
 		chosen.Name, chosen.Choice.By = c.Default, "default"+because
 		return chosen, c.require(c.Default, "the default")
 	case len(c.Names) == 0:
-		return chosen, errors.New("it holds no profile")
+		return chosen, errors.New("there are no profiles")
 	}
 	for _, fallback := range c.Fallbacks {
 		chosen.Choice.By = "fallback " + string(fallback) + because
@@ -138,14 +138,14 @@ func (c Criteria) require(name, who string) error {
 	if slices.Contains(c.Names, name) {
 		return nil
 	}
-	return fmt.Errorf("%s wants %q: %s", who, name, c.available())
+	return fmt.Errorf("%s names %q, which does not exist: %s", who, name, c.available())
 }
 
 func (c Criteria) available() string {
 	if len(c.Names) == 0 {
-		return "it holds no profile"
+		return "there are no profiles"
 	}
-	return "it holds " + strings.Join(slices.Sorted(slices.Values(c.Names)), ", ")
+	return "the profiles are " + strings.Join(slices.Sorted(slices.Values(c.Names)), ", ")
 }
 
 // Source has profiles by name. ConfigMap and Directory implement it.

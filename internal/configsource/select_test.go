@@ -28,9 +28,9 @@ func TestChoose(t *testing.T) {
 		err  string // part of it; "" without one
 	}{
 		{"the label", Criteria{LabelName: label, Label: "b", Default: "a", Names: two}, "b", ""},
-		{"the label names nothing", Criteria{LabelName: label, Label: "c", Default: "a", Fallbacks: all, Names: two}, "c", `the node label nvidia.com/device-plugin.config wants "c": it holds a, b`},
+		{"the label names nothing", Criteria{LabelName: label, Label: "c", Default: "a", Fallbacks: all, Names: two}, "c", `the node label nvidia.com/device-plugin.config names "c", which does not exist: the profiles are a, b`},
 		{"the default", Criteria{LabelName: label, Default: "a", Fallbacks: all, Names: two}, "a", ""},
-		{"the default names nothing", Criteria{Default: "c", Fallbacks: all, Names: two}, "c", `the default wants "c": it holds a, b`},
+		{"the default names nothing", Criteria{Default: "c", Fallbacks: all, Names: two}, "c", `the default names "c", which does not exist: the profiles are a, b`},
 		{"named", Criteria{Fallbacks: all, Names: []string{"a", "default"}}, "default", ""},
 		{"named, without such a name", Criteria{Fallbacks: []Fallback{FallbackNamed}, Names: two}, "", "no fallback"},
 		{"single", Criteria{Fallbacks: all, Names: []string{"a"}}, "a", ""},
@@ -39,8 +39,8 @@ func TestChoose(t *testing.T) {
 		{"the order counts", Criteria{Fallbacks: []Fallback{FallbackSingle, FallbackNamed}, Names: []string{"default"}}, "default", ""},
 		{"empty before named", Criteria{Fallbacks: []Fallback{FallbackEmpty, FallbackNamed}, Names: []string{"default"}}, "", ""},
 		{"nothing wanted", Criteria{LabelName: label, Names: two}, "", "the node has no label " + label},
-		{"no profiles", Criteria{Fallbacks: all}, "", "it holds no profile"},
-		{"no profiles, and a label", Criteria{Label: "a", Fallbacks: all}, "a", "it holds no profile"},
+		{"no profiles", Criteria{Fallbacks: all}, "", "there are no profiles"},
+		{"no profiles, and a label", Criteria{Label: "a", Fallbacks: all}, "a", "there are no profiles"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			chosen, err := Choose(test.wish)
@@ -167,7 +167,7 @@ func TestServerAway(t *testing.T) {
 				s.maps.Expire()
 			}
 			s.nodes.Change("n1", fakeNode("n1", "b"))
-			s.await(generation(t, four), `wants "b": it holds a`)
+			s.await(generation(t, four), `names "b", which does not exist: the profiles are a`)
 			s.nodes.Change("n1", fakeNode("n1", "a"))
 			s.await(generation(t, four), "")
 			s.maps.SetAway(nil)

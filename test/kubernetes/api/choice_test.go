@@ -47,7 +47,7 @@ func testChoice(t *testing.T, s *server) {
 	s.setNode("n1", "")
 	f.awaits(t, is(t, "two", two), "")
 	s.setNode("n1", "gone")
-	f.awaits(t, is(t, "two", two), `ConfigMap gpu/profiles: the node label nvidia.com/device-plugin.config wants "gone": it holds broken, four, two`)
+	f.awaits(t, is(t, "two", two), `ConfigMap gpu/profiles: the node label nvidia.com/device-plugin.config names "gone", which does not exist: the profiles are broken, four, two`)
 
 	// Edits: the missing name is added, content changes, one is broken.
 	s.setProfiles(map[string]string{"two": two, "four": four, "gone": ten})

@@ -131,7 +131,7 @@ func testForecast(t *testing.T, s *server) {
 	expect("a layout", f, rollout.Capacity{Name: small, After: 8, Waiting: 2}, rollout.Capacity{Name: big, Before: 4})
 
 	f = plan(1, 0, "none", "-l", label+"=a")
-	if got := len(f.Unfit()); got != 4 || !strings.Contains(f.Nodes[0].Unfit[0], `wants "none": it holds a, b, cut`) {
+	if got := len(f.Unfit()); got != 4 || !strings.Contains(f.Nodes[0].Unfit[0], `names "none", which does not exist: the profiles are a, b, cut`) {
 		t.Errorf("%+v", f)
 	}
 	expect("none", f, rollout.Capacity{Name: "nvidia.com/gpu", Before: 128, Lowest: 128, After: 128})

@@ -54,7 +54,7 @@ func testRightsTaken(t *testing.T, s *server) {
 	s.await("the refusal", func() bool { return f.answered(403) > 0 })
 	s.setProfiles(map[string]string{"a": four})
 	s.setNode("n1", "b") // It may still receive changes of the Node.
-	f.awaits(t, is(t, "a", two), `wants "b": it holds a`)
+	f.awaits(t, is(t, "a", two), `names "b", which does not exist: the profiles are a`)
 	s.setNode("n1", "a")
 	binding.ResourceVersion, binding.UID = "", ""
 	_, err = bindings.Create(t.Context(), binding, metav1.CreateOptions{})

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -390,16 +391,18 @@ func (c *Client) fetch(ctx context.Context, pod Pod, path string) ([]byte, error
 		return nil, fmt.Errorf("read the answer: %w", err)
 	}
 	defer func() { _ = answer.Body.Close() }()
-	switch answer.StatusCode {
-	case http.StatusOK:
-	case http.StatusNotFound:
-		return nil, errNotFound
-	default:
-		return nil, fmt.Errorf("its Virgate answers %d %s", answer.StatusCode, http.StatusText(answer.StatusCode))
-	}
 	data, err := io.ReadAll(io.LimitReader(answer.Body, maxStatus+1))
 	if err != nil {
 		return nil, err
+	}
+	switch {
+	case answer.StatusCode == http.StatusOK:
+	case answer.StatusCode == http.StatusNotFound:
+		return nil, errNotFound
+	case answer.StatusCode == http.StatusBadRequest && bytes.Contains(data, []byte("HTTPS server")): // Of net/http.
+		return nil, errors.New("its Virgate requires TLS (--web-config-file), with which its page is not read")
+	default:
+		return nil, fmt.Errorf("its Virgate answers %d %s", answer.StatusCode, http.StatusText(answer.StatusCode))
 	}
 	if len(data) > maxStatus {
 		return nil, fmt.Errorf("the answer is longer than %d bytes", maxStatus)

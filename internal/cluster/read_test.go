@@ -344,11 +344,13 @@ func TestWrongAnswers(t *testing.T) {
 			_, _ = w.Write([]byte("<html>"))
 		case "n0003":
 			_, _ = w.Write([]byte(`{"version":"` + strings.Repeat("x", 2*maxStatus) + `"}`))
+		case "n0008": // What Go's server answers without TLS.
+			http.Error(w, "Client sent an HTTP request to an HTTPS server.", http.StatusBadRequest)
 		default:
 			_ = json.NewEncoder(w).Encode(status.Status{Node: node})
 		}
 	}}
-	a.fill(8)
+	a.fill(9)
 	a.nodes[4].Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: "NodeStatusUnknown"}}
 	a.pods[2*5].Status.Conditions = nil
 	a.pods[2*6].Namespace = "elsewhere" // Anybody may give a pod that label there.
@@ -359,7 +361,7 @@ func TestWrongAnswers(t *testing.T) {
 	for node, want := range map[string]string{
 		"n0000": "its Virgate answers 403 Forbidden", "n0001": `the answer is of node "n0009"`,
 		"n0002": "the answer is no status", "n0003": "the answer is longer than",
-		"n0004": "the node is not ready: NodeStatusUnknown",
+		"n0004": "the node is not ready: NodeStatusUnknown", "n0008": "its Virgate requires TLS (--web-config-file)",
 		"n0005": "no pod of Virgate is ready there in the namespace virgate", "n0006": "no pod of Virgate is ready there in the namespace virgate",
 	} {
 		if got := s.Statuses[node]; !strings.HasPrefix(got.Unread, want) || got.Page != nil {
@@ -369,8 +371,8 @@ func TestWrongAnswers(t *testing.T) {
 	if s.Statuses["n0007"].Page == nil {
 		t.Errorf("n0007: %+v", s.Statuses["n0007"])
 	}
-	if asked := a.asked("status"); asked != 5 {
-		t.Errorf("%d status pages asked for, want those of 5 nodes", asked)
+	if asked := a.asked("status"); asked != 6 {
+		t.Errorf("%d status pages asked for, want those of 6 nodes", asked)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
+	"github.com/virgate/virgate/sharing"
 )
 
 // Cause is why a node does not take a pod. The causes from CauseHeld to CauseOther correspond to
@@ -279,11 +280,26 @@ func containersWait(p *corev1.Pod) string {
 	return ""
 }
 
+// deviceNotes tells the pod's devices; shares of one unit in one line.
 func deviceNotes(p *corev1.Pod, domain string) (notes []string) {
 	kept, _ := trimPod(p, domain, "")
+	shares := map[Device][]string{}
+	var units []Device
 	for _, d := range kept.Devices {
+		unit := d
+		unit.ID, _, _ = sharing.ParseDeviceID(d.ID)
+		if shares[unit] == nil {
+			units = append(units, unit)
+		}
+		shares[unit] = append(shares[unit], d.ID)
+	}
+	for _, unit := range units {
+		what := shares[unit][0]
+		if n := len(shares[unit]); n > 1 {
+			what = fmt.Sprintf("%d shares of %s", n, unit.ID)
+		}
 		notes = append(notes, strings.TrimSpace(
-			fmt.Sprintf("container %s holds %s of %s %s", d.Container, d.ID, d.Resource, strings.ToLower(d.Health))))
+			fmt.Sprintf("container %s holds %s of %s %s", unit.Container, what, unit.Resource, strings.ToLower(unit.Health))))
 	}
 	return notes
 }

@@ -291,6 +291,18 @@ func TestWhy(t *testing.T) {
 			}), nil, nil,
 			[]string{"running", "a/p does not wait: it has 1 nvidia.com/gpu of node n1", "container c holds GPU-1::0 of nvidia.com/gpu healthy"},
 		},
+		{
+			"running with several shares", waitingPod("p", "n1", 4, status("Running", "", ""), func(p *corev1.Pod) {
+				p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c", AllocatedResourcesStatus: []corev1.ResourceStatus{{Name: "nvidia.com/gpu", Resources: []corev1.ResourceHealth{
+					{ResourceID: "GPU-1::0", Health: "Healthy"}, {ResourceID: "GPU-2::1", Health: "Unhealthy"},
+					{ResourceID: "GPU-1::3", Health: "Healthy"}, {ResourceID: "GPU-1::7", Health: "Healthy"},
+				}}}}}
+			}), nil, nil,
+			[]string{
+				"running", "a/p does not wait: it has 4 nvidia.com/gpu of node n1",
+				"container c holds 3 shares of GPU-1 of nvidia.com/gpu healthy", "container c holds GPU-2::1 of nvidia.com/gpu unhealthy",
+			},
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if diff := cmp.Diff(test.want, saidOf(ask(test.pod, test.nodes, test.pods, nil))); diff != "" {

@@ -164,7 +164,7 @@ func TestClusterRules(t *testing.T) {
 	}
 }
 
-// TestComplete: kubectl completes its plugin's words with a program of that name.
+// TestComplete checks the program through which kubectl completes its plugin's words.
 func TestComplete(t *testing.T) {
 	kubeconfig := clusterAPI(t)
 	for line, want := range map[string]string{

@@ -158,7 +158,7 @@ func TestRolloutDryRunRefuses(t *testing.T) {
 	}
 }
 
-// TestRolloutDryRunOfAnotherNode: an answer of another node is ignored.
+// TestRolloutDryRunOfAnotherNode checks that an answer from another node is ignored.
 func TestRolloutDryRunOfAnotherNode(t *testing.T) {
 	kubeconfig := forecastAPI(t, true, &nodereport.Forecast{Node: "other", Resources: []nodereport.ForecastResource{{Name: "nvidia.com/gpu", Before: 8}}}, nil)
 	var out, errors strings.Builder

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// TestClusterServeRefuses: arguments that the page would ignore are refused, in any order and before it is
-// served.
+// TestClusterServeRefuses checks that arguments that the page would ignore are refused, in any order and before the
+// page is served.
 func TestClusterServeRefuses(t *testing.T) {
 	kubeconfig := clusterAPI(t)
 	for words, want := range map[string]string{
@@ -35,7 +35,7 @@ func TestClusterServeRefuses(t *testing.T) {
 	}
 }
 
-// TestClusterServe: the page has the node once it is read, and ends without an error.
+// TestClusterServe checks that the page shows the node once it is read, and that the command ends without an error.
 func TestClusterServe(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "localhost:0"} {
 		kubeconfig := clusterAPI(t)

@@ -95,7 +95,7 @@ func (s *screen) until(t *testing.T, from int, text string) (length int) {
 	}
 }
 
-// TestClusterWatch: lines for a log, JSON and YAML; Ctrl-C is no error.
+// TestClusterWatch checks the lines for a log, JSON and YAML, and that Ctrl-C is no error.
 func TestClusterWatch(t *testing.T) {
 	for _, test := range []struct{ words, first, changed, gone string }{
 		{"", "TIME                  NODE", "  n2    -       -        -      ?     nvidia.com/gpu  3 ", "  n1  gone\n"},
@@ -229,8 +229,8 @@ func pseudoTerminal(t *testing.T, width, height uint16) (keyboard, terminal *os.
 	return keyboard, terminal, resize
 }
 
-// TestLiveTable: on a terminal the table is redrawn when its content or the size changes, until q, Ctrl-C, the
-// context's end or an error. Then the terminal is restored.
+// TestLiveTable checks that on a terminal the table is redrawn when its content or the size changes, until q,
+// Ctrl-C, the context's end or an error, and that the terminal is then restored.
 func TestLiveTable(t *testing.T) {
 	for _, end := range []string{"q", "\x03", "context", "error"} {
 		keyboard, terminal, resize := pseudoTerminal(t, 40, 10)

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestCheckEmpty: an empty file, as a failed helm template leaves it, is a valid profile, and check says which.
+// TestCheckEmpty checks that an empty file, as a failed helm template leaves it, is a valid profile, and that check
+// prints that profile.
 func TestCheckEmpty(t *testing.T) {
 	const note = "empty: every GPU is offered whole"
 	for text, empty := range map[string]bool{"": true, "# nothing\n\n": true, "version: v1\n": false} {

@@ -101,7 +101,7 @@ func TestFeatureDiscoveryOnce(t *testing.T) {
 	}
 }
 
-// TestFeatureDiscoveryWithoutDriver: the driver is waited for, or the program ends.
+// TestFeatureDiscoveryWithoutDriver checks that without a driver the program waits for it or ends, as configured.
 func TestFeatureDiscoveryWithoutDriver(t *testing.T) {
 	root := t.TempDir()
 	if _, err := os.Stat("/dev/nvidiactl"); err == nil {
@@ -117,8 +117,8 @@ func TestFeatureDiscoveryWithoutDriver(t *testing.T) {
 	}
 }
 
-// TestFeatureDiscoveryOfAnotherVersion: if libraries and loaded module differ in version, the program ends after
-// 10 s, even if it waits for a driver, as a new container may have other libraries.
+// TestFeatureDiscoveryOfAnotherVersion checks that the program ends after 10 s if the libraries and the loaded
+// module differ in version, even if it waits for a driver: a new container may have other libraries.
 func TestFeatureDiscoveryOfAnotherVersion(t *testing.T) {
 	t.Parallel()
 	var stdout, stderr bytes.Buffer

@@ -62,7 +62,7 @@ func TestListFlags(t *testing.T) {
 	}
 }
 
-// TestRepeatedNumbers: the other lists of NVIDIA's plugin are read the same way.
+// TestRepeatedNumbers checks that the other lists of NVIDIA's plugin are read the same way.
 func TestRepeatedNumbers(t *testing.T) {
 	var got configs.Overrides
 	command := &cli.Command{Flags: settingFlags(), Action: func(_ context.Context, cmd *cli.Command) error {

@@ -12,7 +12,8 @@ import (
 	"github.com/virgate/virgate/internal/release"
 )
 
-// TestReleaseWithoutKubelet: whoever has no kubelet is told at once what to do instead of waiting.
+// TestReleaseWithoutKubelet checks that on a machine without a kubelet the command says at once what to do, instead
+// of waiting.
 func TestReleaseWithoutKubelet(t *testing.T) {
 	for _, test := range []struct{ name, waits, hint string }{
 		{"holders unknown", release.HoldersUnknown + ": no such socket", "on a machine without a kubelet, end virgate run instead"},

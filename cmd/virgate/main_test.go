@@ -101,7 +101,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestShortHelp: the help of run fits on a screen. The rest is in --help-all, under headings.
+// TestShortHelp checks that the help of run fits on a screen, and that --help-all has the rest under headings.
 func TestShortHelp(t *testing.T) {
 	help := func(args ...string) string {
 		var stdout, stderr bytes.Buffer
@@ -136,7 +136,7 @@ func TestShortHelp(t *testing.T) {
 	}
 }
 
-// TestLogFormat: each line of the log is an object with the time, the level and the message, and so is a
+// TestLogFormat checks that each line of the log is an object with the time, the level and the message, and so is a
 // command's final error. Without the flag the log is text.
 func TestLogFormat(t *testing.T) {
 	root := shortdir.New(t)

@@ -182,7 +182,8 @@ func TestDialAddress(t *testing.T) {
 	}
 }
 
-// TestStatusElsewhere: an address without pages, like a pod's, gives an error that says where they are.
+// TestStatusElsewhere checks that for an address without pages, like a pod's, the error says which address has
+// them.
 func TestStatusElsewhere(t *testing.T) {
 	server := httptest.NewServer(http.NotFoundHandler())
 	defer server.Close()

@@ -44,7 +44,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestWrongCommandLine: a wrong command line is refused before anything starts.
+// TestWrongCommandLine checks that a wrong command line is refused before anything starts.
 func TestWrongCommandLine(t *testing.T) {
 	for words, want := range map[string]string{
 		"--scenario none":  `virgate-demo: --scenario "none" is none of main, mig, guard, mps, dra`,

@@ -43,7 +43,7 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// TestDocumentsWithWrongLayouts: wrong layouts matter only to a profile that wants one.
+// TestDocumentsWithWrongLayouts checks that wrong layouts matter only to a profile that uses one.
 func TestDocumentsWithWrongLayouts(t *testing.T) {
 	documents := Documents{"a": "", "b": "mig: {manage: true, config: mine}\n", "layouts": "mig-configs: {mine: 3}\n"}
 	if _, err := documents.Select("d", "a", nil); err != nil {

@@ -135,8 +135,8 @@ func TestSelectMIG(t *testing.T) {
 	}
 }
 
-// TestLayoutsOfOtherModels: a layout that no known GPU model can have is left to the node's driver. It is noted
-// with its line, and the profile stays valid.
+// TestLayoutsOfOtherModels checks that a layout that no known GPU model can have is left to the node's driver: it
+// is noted with its line, and the profile stays valid.
 func TestLayoutsOfOtherModels(t *testing.T) {
 	const layouts = `
   fleet:

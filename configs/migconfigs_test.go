@@ -185,8 +185,8 @@ func plan(t *testing.T, name string, geometry mig.Geometry, want mig.Layout) {
 	}
 }
 
-// TestEmptyDeviceFilter: without a filter, or with an empty one, a block is for all GPUs. An invalid filter is an
-// error, even beside an empty one.
+// TestEmptyDeviceFilter checks that a block without a filter, or with an empty one, applies to all GPUs, and that
+// an invalid filter is an error, even beside an empty one.
 func TestEmptyDeviceFilter(t *testing.T) {
 	for filter, want := range map[string]string{
 		`""`: "", `[""]`: "", `["", ""]`: "", "[]": "", "null": "",

@@ -508,7 +508,7 @@ func (r *rig) gone() {
 	}
 }
 
-// TestAnswersWhileItDrains: a draining program still answers probes and reports that it drains.
+// TestAnswersWhileItDrains checks that a draining program still answers probes and reports that it drains.
 func TestAnswersWhileItDrains(t *testing.T) {
 	probe, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

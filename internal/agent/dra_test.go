@@ -269,7 +269,7 @@ func TestDRASharingMode(t *testing.T) {
 	r.awaitOffer(f, "gpu-a gpu-b")
 }
 
-// TestDRAFault: a device is tainted while its GPU is faulty, and its claim is reported as unhealthy.
+// TestDRAFault checks that a device is tainted while its GPU is faulty, and its claim is reported as unhealthy.
 func TestDRAFault(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{}
@@ -291,7 +291,7 @@ func TestDRAFault(t *testing.T) {
 	r.awaitOffer(f, "gpu-a-ts gpu-b-ts")
 }
 
-// TestDRAOrphans: only claims that are over and that the kubelet no longer has are removed.
+// TestDRAOrphans checks that a claim is removed only if it is over and the kubelet no longer has it.
 func TestDRAOrphans(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{allocated: map[string][]string{"1": {"gpu-a-ts"}}}
@@ -425,7 +425,7 @@ func (h noEntry) Prepare(grants sharing.Grants, _ []sharing.GPU) grant.Host {
 	return host
 }
 
-// TestDRAWithoutCDIEntry: a unit without a CDI entry is withheld from claims.
+// TestDRAWithoutCDIEntry checks that a unit without a CDI entry is withheld from claims.
 func TestDRAWithoutCDIEntry(t *testing.T) {
 	t.Parallel()
 	f := &fakeDRA{}

@@ -129,8 +129,8 @@ func TestDRAMPSOtherShares(t *testing.T) {
 	r.prepares(shareClaim("new", "gpu-a-mps10"))
 }
 
-// TestDRAMPSDaemonFails: if a daemon does not answer, its shares are tainted, their claims are reported as
-// unhealthy, and no other claim gets one.
+// TestDRAMPSDaemonFails checks that while a daemon does not answer, its shares are tainted, their claims are
+// reported as unhealthy, and no other claim gets one.
 func TestDRAMPSDaemonFails(t *testing.T) {
 	t.Parallel()
 	f, m := &fakeDRA{}, newFakeMPS(true)

@@ -216,7 +216,7 @@ func TestForecastOfWhatDoesNotFit(t *testing.T) {
 	}
 }
 
-// TestForecastBeforeServing: a program that does not serve the node gives no forecast.
+// TestForecastBeforeServing checks that a program that does not serve the node gives no forecast.
 func TestForecastBeforeServing(t *testing.T) {
 	t.Parallel()
 	a := newAgent(withIdle(Options{Plugin: plugin.NewManager(plugin.Options{Dir: t.TempDir()}), ConfigSource: fakePolicy{newInput(profile(4), nil)}}))
@@ -236,8 +236,8 @@ type heldBy struct {
 
 func (h heldBy) Held(context.Context) ([]sharing.Allocation, error) { return h.held, h.err }
 
-// TestForecastGoesByTheNode: units that are released, not grantable or on DRA are not offered, known warnings are
-// not repeated, and unreadable state is not guessed.
+// TestForecastGoesByTheNode checks that units that are released, not grantable or on DRA are not offered, that
+// known warnings are not repeated, and that unreadable state is not guessed.
 func TestForecastGoesByTheNode(t *testing.T) {
 	t.Parallel()
 	withDRA, layout, reset := profile(4), migProfile(layoutNamed("all-balanced")), migProfile(layoutNamed("all-balanced"))

@@ -169,7 +169,7 @@ func TestOneAddressTwice(t *testing.T) {
 	reporter.await(t, "one of them", func(n nodereport.Report) bool { return strings.Count(n.Message, "address already in use") == 1 })
 }
 
-// TestNoAddress: an invalid address is an error, as waiting does not help.
+// TestNoAddress checks that an invalid address is an error at once, because waiting does not help.
 func TestNoAddress(t *testing.T) {
 	t.Parallel()
 	for what, options := range map[string]Options{

@@ -124,8 +124,8 @@ func (n beforeWatch) Watch(ctx context.Context, changed func()) error {
 	return n.fakeNode.Watch(ctx, changed)
 }
 
-// TestFirstScanHasTheLastRunsRules: if rules depend on the GPUs, the last run's profile, not the default, sets
-// the health rules of the first scan.
+// TestFirstScanHasTheLastRunsRules checks that if rules depend on the GPUs, the first scan uses the health rules of
+// the last run's profile, not those of the default.
 func TestFirstScanHasTheLastRunsRules(t *testing.T) {
 	t.Parallel()
 	last := configs.Config{Profile: profile(3)}.SelectedFrom("ConfigMap gpu/profiles", "a", nil)

@@ -117,9 +117,9 @@ func (o *onDemandRig) refuses(c dra.Claim, want string) {
 	}
 }
 
-// TestPartitionsOnDemand: claims divide a GPU. A claim's partition is created, stays after the claim, and is
-// removed when another claim needs the room. No claim's partition is touched or given twice, and the offer stays
-// the same.
+// TestPartitionsOnDemand checks that claims divide a GPU: a claim's partition is created, stays after the claim,
+// and is removed when another claim needs the room. A partition in use by a claim is neither touched nor given
+// twice, and the offer stays the same.
 func TestPartitionsOnDemand(t *testing.T) {
 	t.Parallel()
 	o := newOnDemandRig(t, "h100")
@@ -191,8 +191,8 @@ func TestOnDemandAfterRestart(t *testing.T) {
 	o.prepare(exclusiveClaim("large", whole+"-3g40gb-4"))
 }
 
-// TestOnDemandAfterReboot: a node comes back without its partitions. Each claim's own partition is created again,
-// in any order of the pods, while the kubelet shows all claims at once.
+// TestOnDemandAfterReboot checks a node that comes back without its partitions: each claim's own partition is
+// created again, in any order of the pods, while the kubelet shows all claims at once.
 func TestOnDemandAfterReboot(t *testing.T) {
 	t.Parallel()
 	whole := wholeGPU(t, "h100")
@@ -328,7 +328,7 @@ func TestLeavesAfterTheChange(t *testing.T) {
 	o.await("the device plugin's", func() bool { return len(o.claims.View().Paths) == 0 })
 }
 
-// TestOnDemandSparesWhatIsUsed: a partition that a process uses, without a claim, is left alone.
+// TestOnDemandSparesWhatIsUsed checks that a partition without a claim is left alone while a process uses it.
 func TestOnDemandSparesWhatIsUsed(t *testing.T) {
 	t.Parallel()
 	o := newOnDemandRig(t, "h100")
@@ -414,8 +414,8 @@ func TestOnDemandUnderPods(t *testing.T) {
 	}
 }
 
-// TestOnDemandStorm: claims come and go on two GPUs, several at a time. A ledger checks that a claim's partition
-// exists as long as the claim, and overlaps no other.
+// TestOnDemandStorm lets claims come and go on two GPUs, several at a time, and checks that a claim's partition
+// exists as long as the claim and overlaps no other.
 func TestOnDemandStorm(t *testing.T) {
 	t.Parallel()
 	steps := repeat.Times(20, 60)

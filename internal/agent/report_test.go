@@ -94,7 +94,7 @@ func named(replicas int, generation string) configs.SelectedProfile {
 	return s
 }
 
-// TestReportsFeatures: the labels are reported with their profile.
+// TestReportsFeatures checks that the labels are reported with their profile.
 func TestReportsFeatures(t *testing.T) {
 	t.Parallel()
 	reporter := newFakeReporter()
@@ -156,8 +156,8 @@ func TestReportsWhatHappens(t *testing.T) {
 	}
 }
 
-// TestWantsLayout: an earlier run's layout state is dropped only once the profile in force is known to ask for no
-// layout.
+// TestWantsLayout checks that the layout state of an earlier run is dropped only once the profile in force is known
+// to request no layout.
 func TestWantsLayout(t *testing.T) {
 	t.Parallel()
 	with := func(c sharing.MIGConfig) *configs.SelectedProfile {

@@ -70,7 +70,8 @@ func TestSwitchState(t *testing.T) {
 	}
 }
 
-// TestStartsMPS: a daemon that starts or ends is waited for, one that waits for pods is not.
+// TestStartsMPS checks that a unit waits for its daemon while the daemon starts or ends, but not while the daemon
+// waits for pods.
 func TestStartsMPS(t *testing.T) {
 	t.Parallel()
 	shares := sharing.Unit{ID: "u", Health: sharing.Faulty("not ready"), MPS: sharing.MPS{Shares: 2}}
@@ -153,8 +154,8 @@ func (r *rig) measured() (count uint64, seconds float64) {
 	return histogram.GetSampleCount(), histogram.GetSampleSum()
 }
 
-// TestSwitchIsMeasured: each profile that changes a number is measured once, when the scheduler knows the number.
-// The first profile is not measured, nor a number that cannot be written.
+// TestSwitchIsMeasured checks that each profile that changes a number is measured once, when the scheduler knows
+// the number. The first profile is not measured, nor is a number that cannot be written.
 func TestSwitchIsMeasured(t *testing.T) {
 	t.Parallel()
 	scheduler := &scheduler{numbers: map[string]int{}}

@@ -190,8 +190,8 @@ func TestPreparedStays(t *testing.T) {
 	r.must(r.SetPaths(map[string]units.Path{"gpu-a": units.Plugin}))
 }
 
-// TestPartsOfAnother: a GPU that was moving to DRA returns to the device plugin, even if a claim has a partition
-// of it, which is on DRA by itself.
+// TestPartsOfAnother checks that a GPU that was moving to DRA returns to the device plugin, even if a claim has one
+// of its partitions, which is on DRA separately.
 func TestPartsOfAnother(t *testing.T) {
 	r := newRig(t)
 	r.units = append(r.units, Unit{Name: "gpu-a-1g10gb-0", ID: "MIG-0", GPU: "GPU-a", Device: "gpu-a-1g10gb-0"})

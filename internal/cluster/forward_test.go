@@ -21,8 +21,8 @@ import (
 	"github.com/virgate/virgate/test/portforward"
 )
 
-// TestForward: each request uses TLS and the caller's token, and reaches a port on the pod's loopback. An error
-// names the side that refused.
+// TestForward checks that each request uses TLS and the caller's token and reaches a port on the pod's loopback,
+// and that an error names the side that refused.
 func TestForward(t *testing.T) {
 	var resumed, asked atomic.Int32
 	var dial func(port string) (net.Conn, error)
@@ -124,7 +124,7 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// TestStatusPort: only the port named http counts.
+// TestStatusPort checks that only the port named http is used.
 func TestStatusPort(t *testing.T) {
 	for _, test := range []struct {
 		ports []corev1.ContainerPort

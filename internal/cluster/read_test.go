@@ -253,8 +253,8 @@ func virgatePod(node string) corev1.Pod {
 
 var options = Options{Domain: "nvidia.com", Namespace: "virgate", StatusTimeout: limit, AllTimeout: 2 * limit}
 
-// TestSlowNodes: fifty nodes answer only once all others were read. They delay none of the others, and the number
-// of concurrent requests stays within its limit.
+// TestSlowNodes checks fifty nodes that answer only after all others have been read: they delay none of the others,
+// and the number of concurrent requests stays within its limit.
 func TestSlowNodes(t *testing.T) {
 	const nodes, slow = 300, 50
 	var answered atomic.Int32
@@ -304,7 +304,8 @@ func TestSlowNodes(t *testing.T) {
 	}
 }
 
-// TestDeadNodes: a node that never answers is given up after its own timeout, or the timeout for all.
+// TestDeadNodes checks that Read gives up a node that never answers, after the node's own timeout or the timeout
+// for all.
 func TestDeadNodes(t *testing.T) {
 	for _, test := range []struct {
 		want     string
@@ -332,7 +333,8 @@ func TestDeadNodes(t *testing.T) {
 	}
 }
 
-// TestWrongAnswers: a node with a wrong answer, or without a pod to ask, has an error, and others are unaffected.
+// TestWrongAnswers checks that a node with a wrong answer, or without a pod to ask, has an error, and that the
+// others are unaffected.
 func TestWrongAnswers(t *testing.T) {
 	a := &api{status: func(node string, w http.ResponseWriter, r *http.Request) {
 		switch node {
@@ -376,7 +378,7 @@ func TestWrongAnswers(t *testing.T) {
 	}
 }
 
-// TestPages: lists are read in pages, without loss.
+// TestPages checks that lists are read in pages, without loss.
 func TestPages(t *testing.T) {
 	a := &api{noForward: true}
 	a.fill(listLimit + 1)
@@ -399,7 +401,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestRights: without pods, Nodes are still shown; without Nodes, nothing is.
+// TestRights checks that Nodes are shown even if pods cannot be read, and that nothing is shown if Nodes cannot be
+// read.
 func TestRights(t *testing.T) {
 	a := &api{denied: []string{"pods"}}
 	a.fill(1)
@@ -416,7 +419,8 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestNames: only the named nodes are read, with the pods on them or on no node. An unknown name is an error.
+// TestNames checks that only the named nodes are read, with the pods on them or on no node, and that an unknown
+// name is an error.
 func TestNames(t *testing.T) {
 	a := &api{noForward: true}
 	a.fill(3)

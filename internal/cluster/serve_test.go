@@ -120,7 +120,7 @@ func TestServeRefuses(t *testing.T) {
 	}
 }
 
-// TestServeJSON: the same names as -o json, compressed, and nothing twice.
+// TestServeJSON checks that the JSON has the same names as -o json, is compressed, and has nothing twice.
 func TestServeJSON(t *testing.T) {
 	s := serve(t, nil)
 	if answer := s.ask(http.MethodGet, "/api/v1/cluster"); answer.StatusCode != http.StatusServiceUnavailable {
@@ -152,7 +152,7 @@ func TestServeJSON(t *testing.T) {
 	}
 }
 
-// TestTiles: the page gets the changed tiles, or all if the changes are unknown.
+// TestTiles checks that the page gets the changed tiles, or all tiles if the changes are unknown.
 func TestTiles(t *testing.T) {
 	s := serve(t, nodes("n1", "n2", "n3"))
 	version := func() string { return strconv.FormatInt(s.page.version, 10) }
@@ -212,7 +212,7 @@ func TestTiles(t *testing.T) {
 	}
 }
 
-// TestHostileNames: anything that others write to a Node, a pod or a status page is shown as text.
+// TestHostileNames checks that anything that others write to a Node, a pod or a status page is shown as text.
 func TestHostileNames(t *testing.T) {
 	const evil = `"'><script>alert(1)</script><img src=x onerror=alert(1)></title></svg>&lt;b&gt;` + "\u202e\x1b[31m"
 	s := serve(t, &Snapshot{
@@ -272,8 +272,8 @@ func TestTileView(t *testing.T) {
 	}
 }
 
-// TestNotReadable: an unreadable status page is no fault, and is noted; before the node was asked, there is no
-// note.
+// TestNotReadable checks that an unreadable status page is noted and is no fault, and that there is no note before
+// the node was asked.
 func TestNotReadable(t *testing.T) {
 	const refused = "you may not"
 	all := nodes("n1")
@@ -298,7 +298,7 @@ func TestNotReadable(t *testing.T) {
 	}
 }
 
-// TestNodePage: if readable, a node's page is the one that the node serves itself.
+// TestNodePage checks that a node's page, if it can be read, is the page that the node serves itself.
 func TestNodePage(t *testing.T) {
 	snapshot := nodes("n1", "n2")
 	snapshot.Nodes[1].Capacity, snapshot.Pods = gpu(4), []Pod{pod("x", "p", "n2", "GPU-1::0")}
@@ -322,7 +322,7 @@ func TestNodePage(t *testing.T) {
 	}
 }
 
-// TestHead: the totals of a resource, and how many nodes each filter finds.
+// TestHead checks the totals of a resource, and how many nodes each filter finds.
 func TestHead(t *testing.T) {
 	s := nodes("n1", "n2")
 	s.Nodes[1].State, s.Pods = "rejected", []Pod{pod("x", "p", "n1")}

@@ -102,7 +102,7 @@ func TestNodes(t *testing.T) {
 	}
 }
 
-// TestGPUs: without a status page, the units that pods hold; with it, every unit.
+// TestGPUs checks that without a status page only the units that pods hold are shown, and with it every unit.
 func TestGPUs(t *testing.T) {
 	sick := pod("b", "q", "n1", "GPU-1::3")
 	sick.Devices[0].Health = "Unhealthy"
@@ -142,7 +142,8 @@ func TestGPUs(t *testing.T) {
 	}
 }
 
-// TestTenants: two namespaces share if both hold the same unit, not if they hold two partitions of a GPU.
+// TestTenants checks that two namespaces share if both hold the same unit, but not if they hold two partitions of a
+// GPU.
 func TestTenants(t *testing.T) {
 	view := NewView(Snapshot{
 		At: now, Nodes: []Node{{Name: "n1"}},

@@ -221,8 +221,8 @@ func (a *api) settled(t testing.TB, w *Watcher) {
 	})
 }
 
-// TestWatch: a change is in the next snapshot, and earlier snapshots do not change. There is no second list, and
-// pods without GPUs are not kept.
+// TestWatch checks that a change is in the next snapshot and that earlier snapshots do not change. There is no
+// second list, and pods without GPUs are not kept.
 func TestWatch(t *testing.T) {
 	var asked atomic.Int32
 	a := &api{status: says(&asked)}
@@ -264,7 +264,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// TestWatchSame: an update without a difference is no change.
+// TestWatchSame checks that an update without a difference is no change.
 func TestWatchSame(t *testing.T) {
 	a := &api{}
 	a.fill(1)
@@ -279,8 +279,8 @@ func TestWatchSame(t *testing.T) {
 	}
 }
 
-// TestWatchAsksAtOnce: a node's status page is read again when its profile or Virgate's pod has changed, and no
-// other node's is.
+// TestWatchAsksAtOnce checks that a node's status page is read again when its profile or Virgate's pod has changed,
+// and no other node's page is.
 func TestWatchAsksAtOnce(t *testing.T) {
 	var asked atomic.Int32
 	a := &api{status: says(&asked)}
@@ -334,7 +334,7 @@ func TestWatchAsksAtOnce(t *testing.T) {
 	}
 }
 
-// TestWatchAsksAgain: each page is read again after a time, and snapshots come without changes.
+// TestWatchAsksAgain checks that each page is read again after a time, and that snapshots come without changes.
 func TestWatchAsksAgain(t *testing.T) {
 	var asked atomic.Int32
 	a := &api{status: says(&asked)}
@@ -359,7 +359,8 @@ func TestWatchAsksAgain(t *testing.T) {
 	until(t, w, "a second", func(s Snapshot) bool { return s.At.After(one.At) })
 }
 
-// TestWatchPace: snapshots keep their interval, and there are at most as many requests at once as in Read.
+// TestWatchPace checks that snapshots keep their interval, and that there are at most as many concurrent requests
+// as in Read.
 func TestWatchPace(t *testing.T) {
 	const least = 20 * time.Millisecond
 	var asked atomic.Int32
@@ -381,7 +382,7 @@ func TestWatchPace(t *testing.T) {
 	}
 }
 
-// TestWatchExpired: after an expired version, the watcher lists again and misses nothing.
+// TestWatchExpired checks that after an expired version the watcher lists again and misses nothing.
 func TestWatchExpired(t *testing.T) {
 	a := &api{noForward: true}
 	a.fill(2)
@@ -405,8 +406,8 @@ func TestWatchExpired(t *testing.T) {
 	}
 }
 
-// TestWatchBroken: while the server is away, the last data and status pages stay, with the time since when;
-// afterwards the watch goes on.
+// TestWatchBroken checks that while the server is away the last data and status pages stay, with the time since
+// when, and that the watch goes on afterwards.
 func TestWatchBroken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int32
@@ -447,7 +448,8 @@ func TestWatchBroken(t *testing.T) {
 	})
 }
 
-// TestWatchSlowPages: a page that does not come delays nothing else, and a node's last page stays for a while.
+// TestWatchSlowPages checks that a page that does not come delays nothing else, and that a node's last page stays
+// for a while.
 func TestWatchSlowPages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var hang atomic.Bool
@@ -491,8 +493,8 @@ func TestWatchSlowPages(t *testing.T) {
 	})
 }
 
-// TestWatchRights: a user who may not watch Nodes gets an error at once. Without pods there are still Nodes. Pods
-// that may be listed but not watched are shown with a note.
+// TestWatchRights checks the rights that a user may lack: without those to watch Nodes there is an error at once;
+// without those for pods there are still Nodes; pods that may be listed but not watched are shown with a note.
 func TestWatchRights(t *testing.T) {
 	for denied, want := range map[string]string{"nodes": "list nodes: nodes is forbidden", "watch nodes": "watch nodes: nodes is forbidden"} {
 		a := &api{denied: []string{denied}}
@@ -519,8 +521,8 @@ func TestWatchRights(t *testing.T) {
 	}
 }
 
-// TestWatchNames: the named nodes and their pods. An unknown name is an error at first, but not once the node was
-// there.
+// TestWatchNames checks that only the named nodes and their pods are watched. An unknown name is an error at first,
+// but not once the node was there.
 func TestWatchNames(t *testing.T) {
 	a := &api{noForward: true}
 	a.fill(3)
@@ -550,7 +552,7 @@ func TestWatchNames(t *testing.T) {
 	until(t, w, "without it", func(s Snapshot) bool { return len(s.Nodes) == 1 && len(s.Pods) == 3 && s.Lost == "" })
 }
 
-// TestWatchEnds: a Watcher leaves no goroutine, whatever it was doing.
+// TestWatchEnds checks that a Watcher leaves no goroutine, at whatever point it ends.
 func TestWatchEnds(t *testing.T) {
 	var asked atomic.Int32
 	a := &api{status: says(&asked)}

@@ -60,7 +60,7 @@ func ask(p *corev1.Pod, nodes []*corev1.Node, pods []*corev1.Pod, pages map[stri
 	return Why(q)
 }
 
-// saidOf is an answer in short: the verdict, "causes: nodes" of each group, helps and notes.
+// saidOf is a short form of an answer: the verdict, "causes: nodes" of each group, helps and notes.
 func saidOf(a Answer) []string {
 	said := []string{a.State, a.Verdict}
 	for _, g := range a.Groups {
@@ -312,8 +312,8 @@ func TestWhy(t *testing.T) {
 	}
 }
 
-// TestWhyReads: among more than listLimit nodes, the one with room is found. Other pods count, and a note says if
-// they cannot be read.
+// TestWhyReads checks that the one node with room is found among more than listLimit nodes, that other pods count,
+// and that a note says if they cannot be read.
 func TestWhyReads(t *testing.T) {
 	a := &api{}
 	a.fill(listLimit + 1)
@@ -341,7 +341,7 @@ func TestWhyReads(t *testing.T) {
 	}
 }
 
-// TestWhyNoPod: a missing pod is an error, with the quota that may refuse it.
+// TestWhyNoPod checks that a missing pod is an error that names the quota that may refuse it.
 func TestWhyNoPod(t *testing.T) {
 	quota := func(namespace, name, used string) corev1.ResourceQuota {
 		return corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Status: corev1.ResourceQuotaStatus{
@@ -380,7 +380,8 @@ func TestWhyNoPod(t *testing.T) {
 	}
 }
 
-// TestWhyDetails: the answer explains GPUs that a node lacks from its status page, with the remedy.
+// TestWhyDetails checks that the answer explains from a node's status page which GPUs the node lacks, with the
+// remedy.
 func TestWhyDetails(t *testing.T) {
 	released := "GPU 1 (GPU-b) " + nodereport.ReleasedUntil + "12:00 UTC, or until virgate gpu restore"
 	none := func(n *corev1.Node) { n.Status.Capacity, n.Status.Allocatable = nil, nil }
@@ -491,7 +492,7 @@ func TestWhyDetails(t *testing.T) {
 	}
 }
 
-// TestWhyReadsPages: the status pages of a few nodes that lack the pod's resource are read.
+// TestWhyReadsPages checks that the status pages are read of a few nodes that lack the pod's resource.
 func TestWhyReadsPages(t *testing.T) {
 	a := &api{status: func(node string, w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(status.Status{Node: node, Warnings: []string{"GPU 0 " + nodereport.ReleasedUntil + "noon"}})
@@ -516,7 +517,8 @@ func TestWhyReadsPages(t *testing.T) {
 	}
 }
 
-// TestWhyPodsUnread: without the pods, no node counts as full, and a note says that nodes may be.
+// TestWhyPodsUnread checks that if pods cannot be read, no node counts as full, and a note says that nodes may be
+// full.
 func TestWhyPodsUnread(t *testing.T) {
 	p := waitingPod("p", "", 1)
 	a := Why(Question{Pod: p, Domain: "nvidia.com", Nodes: []Candidate{NewCandidate(p, gpuNode("n1"), "nvidia.com")}, PodsUnread: "forbidden"})

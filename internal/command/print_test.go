@@ -62,7 +62,7 @@ func TestShow(t *testing.T) {
 	}
 }
 
-// TestColours: only text on a terminal has colours, unless NO_COLOR has a value.
+// TestColours checks that only text on a terminal has colours, unless NO_COLOR has a value.
 func TestColours(t *testing.T) {
 	const painted = "a \x1b[31mfailed\x1b[0m, \ufffd\n"
 	path := filepath.Join(t.TempDir(), "terminal")

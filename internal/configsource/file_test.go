@@ -105,8 +105,8 @@ func TestDirectoryForAFile(t *testing.T) {
 	}
 }
 
-// TestProfileParsedOnce: a fault of a GPU needs the profile too, and must not wait for the same document to be
-// parsed again.
+// TestProfileParsedOnce checks that the same document is parsed only once: handling a GPU's fault reads the profile
+// too, and must not wait for the parser.
 func TestProfileParsedOnce(t *testing.T) {
 	started, err := configs.Parse("", nil, nil)
 	if err != nil {
@@ -317,7 +317,7 @@ func TestDirectory(t *testing.T) {
 	}
 }
 
-// TestMountedDirectory: one reading has one version, even if the links of single files point elsewhere.
+// TestMountedDirectory checks that one reading has one version, even if the links of single files point elsewhere.
 func TestMountedDirectory(t *testing.T) {
 	dir := t.TempDir()
 	for version, content := range map[string]string{"..1": four, "..2": ten} {
@@ -337,8 +337,8 @@ func TestMountedDirectory(t *testing.T) {
 	}
 }
 
-// TestSeenBetweenTwoLooks: a profile that came and went between two looks of Watch, but was read meanwhile, is a
-// change, so that it is read again.
+// TestSeenBetweenTwoLooks checks that a profile that came and went between two looks of Watch, but was read in
+// between, counts as a change and is read again.
 func TestSeenBetweenTwoLooks(t *testing.T) {
 	dir := t.TempDir()
 	d, f := &Directory{Path: dir}, &File{Path: filepath.Join(dir, "default")}

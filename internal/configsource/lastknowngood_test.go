@@ -93,8 +93,8 @@ func TestLastKnownGood(t *testing.T) {
 	}
 }
 
-// TestLastKnownGoodIsWrittenAtTheEnd: a profile that came into force just before the end is kept, and a full disk
-// is then no error.
+// TestLastKnownGoodIsWrittenAtTheEnd checks that a profile that came into force just before the end is kept, and
+// that a full disk is no error then.
 func TestLastKnownGoodIsWrittenAtTheEnd(t *testing.T) {
 	for _, refusal := range []error{nil, errors.New("disk full")} {
 		store := &fakeStore{saved: make(chan struct{}, 100), err: refusal}

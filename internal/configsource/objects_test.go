@@ -236,8 +236,8 @@ func TestPaused(t *testing.T) {
 	})
 }
 
-// TestRunningClients: DCGM and its exporter run where their labels are true, and are left to mig-manager if that
-// runs.
+// TestRunningClients checks that DCGM and its exporter run where their labels are true, and are left to mig-manager
+// if that runs.
 func TestRunningClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const dcgm, exporter = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"
@@ -404,7 +404,7 @@ func TestPods(t *testing.T) {
 	expect(map[string]sharing.Container{"3": {Namespace: "a", Pod: "p", Name: "waits"}})
 }
 
-// TestWithLabel: the forecast for another label matches the result once the Node has it.
+// TestWithLabel checks that the forecast for another label matches the result once the Node has that label.
 func TestWithLabel(t *testing.T) {
 	s := newTestNode(t, nil)
 	if _, err := s.source.WithLabel(labelName, "a"); !errors.Is(err, configs.ErrPending) {

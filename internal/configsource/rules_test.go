@@ -165,8 +165,8 @@ func TestRulesBeforeTheGPUs(t *testing.T) {
 	s.await(generation(t, two), "the process starts with the default's settings")
 }
 
-// TestRulesWithoutGPUs: a program that never knows the GPUs reports that, and chooses nothing in place of a
-// rule's profile.
+// TestRulesWithoutGPUs checks that a program that never knows the GPUs reports that, and chooses nothing in place
+// of a rule's profile.
 func TestRulesWithoutGPUs(t *testing.T) {
 	s := newTestNode(t, func(n *NodeSource) { n.Default = "two" })
 	s.nodes.Change("n1", pooled("pool", "a"))
@@ -180,8 +180,8 @@ func TestRulesWithoutGPUs(t *testing.T) {
 	}
 }
 
-// TestRulesSpread: a changed ConfigMap takes effect within the time in its rules, on each node at a different
-// moment.
+// TestRulesSpread checks that a changed ConfigMap takes effect within the time in its rules, on each node at a
+// different moment.
 func TestRulesSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		spread := func(time string) string { return "spread: " + time + "\n" + byPool }
@@ -283,8 +283,8 @@ func (s *testNode) last() string {
 // sleepFor lets the time of a synctest bubble pass.
 func sleepFor(d time.Duration) { <-time.After(d) } //nolint:forbidigo // the time is simulated
 
-// TestRulesAnySequence: for any changes of labels and rules, each profile in force follows from some valid rules
-// and some labels, a broken list changes nothing, and the last ones decide in the end.
+// TestRulesAnySequence checks that for any changes of labels and rules, each profile in force follows from some
+// valid rules and some labels, a broken list changes nothing, and the last rules and labels decide in the end.
 func TestRulesAnySequence(t *testing.T) {
 	for seed := range uint64(10) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

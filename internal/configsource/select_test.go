@@ -52,7 +52,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestChooseProperties: the choice exists, the label outranks everything, and the order of names does not matter.
+// TestChooseProperties checks that the choice exists, that the label outranks everything, and that the order of
+// names does not matter.
 func TestChooseProperties(t *testing.T) {
 	names := []string{"", "a", "b", "c", "default"}
 	property := func(label, preset, bits, order uint8) bool {
@@ -144,8 +145,8 @@ func TestNothingBeforeTheLabel(t *testing.T) {
 	}
 }
 
-// TestServerAway: the last state stays, and changes made meanwhile are seen when the server is back, even if the
-// watch cannot go on.
+// TestServerAway checks that while the server is away the last state stays, and that changes made meanwhile are
+// seen when it is back, even if the watch cannot go on.
 func TestServerAway(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -197,7 +198,7 @@ func TestDeletedWhileAway(t *testing.T) {
 	s.await(generation(t, ten), "")
 }
 
-// TestOtherObjects: objects that were not asked for are ignored.
+// TestOtherObjects checks that objects that were not requested are ignored.
 func TestOtherObjects(t *testing.T) {
 	third := strings.Replace(four, "4", "3", 1)
 	s := newTestNode(t, nil)
@@ -218,7 +219,7 @@ func TestOtherObjects(t *testing.T) {
 	}
 }
 
-// TestSettingOfTheProcess: a profile that changes a process setting is refused as a whole.
+// TestSettingOfTheProcess checks that a profile that changes a process setting is refused as a whole.
 func TestSettingOfTheProcess(t *testing.T) {
 	s := newTestNode(t, nil)
 	s.nodes.Change("n1", fakeNode("n1", "a"))
@@ -233,8 +234,8 @@ func TestSettingOfTheProcess(t *testing.T) {
 	}
 }
 
-// TestReadsOnce: an unchanged profile is not read again, as a fault of a GPU must not wait for a mebibyte of
-// YAML.
+// TestReadsOnce checks that an unchanged profile is not read again: handling a GPU's fault must not wait for a
+// mebibyte of YAML.
 func TestReadsOnce(t *testing.T) {
 	s := newTestNode(t, nil)
 	s.maps.Change("profiles", fakeConfigMap(map[string]string{"a": four, "b": ten}))
@@ -250,9 +251,9 @@ func TestReadsOnce(t *testing.T) {
 	}
 }
 
-// TestAnySequenceOfChanges: for any changes of label and ConfigMap, the profile in force ends as the choice over
-// the last state. Each profile on the way was a right choice for a label and a ConfigMap that existed, neither
-// older than the one before. (The two have no common order: a node may see one change before the other.)
+// TestAnySequenceOfChanges checks that for any changes of label and ConfigMap, the profile in force ends as the
+// choice over the last state. Each profile on the way was a right choice for a label and a ConfigMap that existed,
+// neither older than the one before. (The two have no common order: a node may see one change before the other.)
 func TestAnySequenceOfChanges(t *testing.T) {
 	for seed := range uint64(20) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
@@ -393,7 +394,7 @@ func (s *fakeSource) Watch(ctx context.Context, changed func()) error {
 	return nil
 }
 
-// TestWatching: changes are reported, whether they come before or after Watch is called.
+// TestWatching checks that changes are reported, whether they come before or after Watch is called.
 func TestWatching(t *testing.T) {
 	source := &fakeSource{started: make(chan struct{})}
 	a := StartWatching(t.Context(), &NodeSource{Source: source})

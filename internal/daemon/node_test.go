@@ -124,8 +124,8 @@ func TestHookPath(t *testing.T) {
 	}
 }
 
-// TestApplyMIGNeedsAPluginDir: without the directory, it is unknown what pods hold and whether a Virgate serves
-// the node. An empty flag does not skip that.
+// TestApplyMIGNeedsAPluginDir checks that the directory is required, even if the flag is empty: without it, the
+// command knows neither what pods hold nor whether a Virgate serves the node.
 func TestApplyMIGNeedsAPluginDir(t *testing.T) {
 	node, err := simnode.New("h100+all-1g.10gb")
 	if err != nil {
@@ -140,8 +140,8 @@ func TestApplyMIGNeedsAPluginDir(t *testing.T) {
 	}
 }
 
-// TestApplyMIGMakesNodes: after a change, the nodes of all partitions are requested. Missing data in the driver's
-// files is logged, and does not stop the change.
+// TestApplyMIGMakesNodes checks that after a change the nodes of all partitions are requested. Data that the
+// driver's files lack is logged, and does not stop the change.
 func TestApplyMIGMakesNodes(t *testing.T) {
 	node, err := simnode.New("h100")
 	if err != nil {
@@ -231,8 +231,8 @@ func FuzzControl(f *testing.F) {
 	})
 }
 
-// TestStandbyOpensNoDriver: a program that waits for the lock prevents no GPU's reset, and finds out that its
-// driver cannot be opened only when it serves.
+// TestStandbyOpensNoDriver checks that a program that waits for the lock prevents no GPU's reset, and finds out
+// that its driver cannot be opened only when it serves.
 func TestStandbyOpensNoDriver(t *testing.T) {
 	node, err := simnode.New("h100x2")
 	if err != nil {
@@ -278,8 +278,8 @@ func TestStandbyOpensNoDriver(t *testing.T) {
 	}
 }
 
-// TestLeavingIsSaidByTheLast: an ending program reports that before another can serve the node, and not while
-// another one stands by.
+// TestLeavingIsSaidByTheLast checks that an ending program reports its end before another can serve the node, and
+// does not report it while another one stands by.
 func TestLeavingIsSaidByTheLast(t *testing.T) {
 	dir := t.TempDir()
 	node := func() *nodeLock {

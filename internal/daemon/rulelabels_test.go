@@ -18,8 +18,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// TestRuleLabels: rules see the same labels whatever the GPUs' current layout, even if the driver does not answer
-// or something is broken, and after a restart.
+// TestRuleLabels checks that rules see the same labels whatever the GPUs' current layout, even if the driver does
+// not answer or something is broken, and after a restart.
 func TestRuleLabels(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	file := state.NewFile(t.TempDir(), log)
@@ -90,8 +90,8 @@ func TestRuleLabels(t *testing.T) {
 	}
 }
 
-// TestRuleLabelsOfUnidentifiedGPU: a GPU that cannot be identified after a restart counts as before, until the
-// machine has rebooted or is known to lack it.
+// TestRuleLabelsOfUnidentifiedGPU checks that a GPU that cannot be identified after a restart counts as before,
+// until the machine has rebooted or is known to lack it.
 func TestRuleLabelsOfUnidentifiedGPU(t *testing.T) {
 	t4 := sharing.GPU{
 		UUID:              "GPU-0",
@@ -165,8 +165,8 @@ func TestRuleLabelsOfUnidentifiedGPU(t *testing.T) {
 	}
 }
 
-// TestFeatureLabelsInRules: each label that feature discovery makes for any simulated node is either in the
-// inventory, which is the same under every profile, or refused in rules.
+// TestFeatureLabelsInRules checks that each label that feature discovery makes for any simulated node is either in
+// the inventory, which is the same under every profile, or refused in rules.
 func TestFeatureLabelsInRules(t *testing.T) {
 	profiles := []sharing.Profile{{}, {MIGStrategy: sharing.MIGMixed}, {MIGStrategy: sharing.MIGSingle}}
 	for _, strategy := range []sharing.MIGStrategy{sharing.MIGNone, sharing.MIGMixed, sharing.MIGSingle} {

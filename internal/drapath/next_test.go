@@ -42,8 +42,9 @@ func TestNextPath(t *testing.T) {
 	}
 }
 
-// TestHoldersAreAskedForNowAndThen: asking for holders wakes the loop that asks, which did nothing else while a
-// pod kept a unit from DRA.
+// TestHoldersAreAskedForNowAndThen checks that holders are requested again if the waiting units differ, and
+// otherwise once per waitInterval. Each answer wakes the loop that requests them; without the limit, the loop did
+// nothing else while a pod kept a unit from DRA.
 func TestHoldersAreAskedForNowAndThen(t *testing.T) {
 	t.Parallel()
 	var p Paths
@@ -78,8 +79,8 @@ type driver struct{ Driver }
 
 func (driver) State() dra.DriverState { return dra.DriverState{} }
 
-// TestPartitionFollowsItsGPU: a partition that was moving to DRA by itself and is made on demand again follows
-// its GPU. It delays no other unit, although a claim has it.
+// TestPartitionFollowsItsGPU checks that a partition that was moving to DRA separately, and is made on demand
+// again, follows its GPU. It delays no other unit, although a claim has it.
 func TestPartitionFollowsItsGPU(t *testing.T) {
 	t.Parallel()
 	nobody := func(context.Context) ([]sharing.Allocation, error) { return nil, nil }

@@ -237,7 +237,7 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestFamily: the names are GPU feature discovery's.
+// TestFamily checks that the names are those of GPU feature discovery.
 func TestFamily(t *testing.T) {
 	for capability, want := range map[string]string{
 		"7.0": "volta", "7.5": "turing", "8.0": "ampere", "8.6": "ampere", "8.9": "ada-lovelace", "9.0": "hopper", "10.0": "blackwell", "12.0": "blackwell", "13.0": "rubin", "11.0": "undefined", "2.0": "fermi", "99.0": "undefined",

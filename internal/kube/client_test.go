@@ -26,8 +26,8 @@ import (
 
 var oneNode = Query{Resource: "nodes", Selector: ByName("n1"), MetadataOnly: true}
 
-// TestSharedConnection: concurrent requests at the start share one connection, and so do those after it is lost.
-// So a node costs one TLS handshake each time.
+// TestSharedConnection checks that concurrent requests share one connection, at the start and after the connection
+// is lost, so that a node costs one TLS handshake each time.
 func TestSharedConnection(t *testing.T) {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("watch") == "" {
@@ -118,8 +118,8 @@ func ask(ctx context.Context, through http.RoundTripper) <-chan error {
 	return ended
 }
 
-// TestSharedConnectionIsNoQueue: requests wait only for the first one, at most for their own timeout, and not one
-// after another while the server does not answer.
+// TestSharedConnectionIsNoQueue checks that requests wait only for the first one, at most for their own timeout,
+// and not one after another while the server does not answer.
 func TestSharedConnectionIsNoQueue(t *testing.T) { synctest.Test(t, testSharedConnectionIsNoQueue) }
 
 func testSharedConnectionIsNoQueue(t *testing.T) {
@@ -167,7 +167,8 @@ func testSharedConnectionIsNoQueue(t *testing.T) {
 	}
 }
 
-// TestEndlessAnswer: an endless answer is given up, and uses no more memory than the longest allowed answer.
+// TestEndlessAnswer checks that the client gives up an endless answer, and uses no more memory for it than for the
+// longest allowed answer.
 func TestEndlessAnswer(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		block := bytes.Repeat([]byte("x"), 1<<20)
@@ -200,8 +201,8 @@ clusters: [{name: c, cluster: {server: "`+server.URL+`"}}]}`), 0o600); err != ni
 	}
 }
 
-// TestInsist: a refused request is repeated when the server allows it, but not by all nodes at once, and is given
-// up in time.
+// TestInsist checks that a refused request is repeated when the server allows it, but not by all nodes at once, and
+// is given up in time.
 func TestInsist(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		took := map[time.Duration]bool{}
@@ -253,8 +254,8 @@ func refusing(t *testing.T, refuses func() bool) *Client {
 	return api
 }
 
-// TestRequestsAreMadeOnce: a server that asks for time gets the request once, not again from the library after
-// exactly that time.
+// TestRequestsAreMadeOnce checks that a server that asks for time gets the request once, not again from the library
+// after exactly that time.
 func TestRequestsAreMadeOnce(t *testing.T) {
 	var asked, metadata atomic.Int32
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

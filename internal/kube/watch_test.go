@@ -100,7 +100,7 @@ func follow(t *testing.T, server *watchserver.Server, change func(*watcher)) *se
 	return s
 }
 
-// TestServerThatHangs: requests without an answer are given up and repeated.
+// TestServerThatHangs checks that requests without an answer are given up and repeated.
 func TestServerThatHangs(t *testing.T) {
 	server := watchserver.New()
 	server.Change("profiles", document("four"))
@@ -128,7 +128,7 @@ func TestServerThatHangs(t *testing.T) {
 	c.sees(t, "ten")
 }
 
-// TestWatchThatIsForgotten: a watch that the server does not end in time is ended here.
+// TestWatchThatIsForgotten checks that the client ends a watch that the server does not end in time.
 func TestWatchThatIsForgotten(t *testing.T) {
 	server := watchserver.New()
 	server.Change("profiles", document("four"))
@@ -148,7 +148,7 @@ func TestWatchThatIsForgotten(t *testing.T) {
 	c.sees(t, "ten")
 }
 
-// TestGarbage: an unreadable event leads to a list, so that it does not come again forever.
+// TestGarbage checks that an unreadable event leads to a list, so that the same event does not come again forever.
 func TestGarbage(t *testing.T) {
 	garbage := map[string]watch.Event{
 		"an error":                 {Type: watch.Error, Object: &metav1.Status{Status: "Failure", Code: http.StatusInternalServerError, Message: "unable to decode an event"}},
@@ -180,8 +180,8 @@ func TestGarbage(t *testing.T) {
 	}
 }
 
-// TestAnswersThatAreNone: an answer that is not a list does not count as an empty list, which would mean that the
-// ConfigMap is gone.
+// TestAnswersThatAreNone checks that an answer that is not a list does not count as an empty list, which would mean
+// that the ConfigMap is gone.
 func TestAnswersThatAreNone(t *testing.T) {
 	for name, answer := range map[string]runtime.Object{
 		"a status": &metav1.Status{Status: "Success"}, "an object": document("four"), "nothing": nil,
@@ -209,8 +209,8 @@ func TestAnswersThatAreNone(t *testing.T) {
 	}
 }
 
-// TestPartOfAList: if a server answers with a part of the list without being asked to, the rest is not requested
-// again and again.
+// TestPartOfAList checks that if a server answers with a part of the list without being asked to, the rest is not
+// requested again and again.
 func TestPartOfAList(t *testing.T) {
 	server := watchserver.New()
 	server.Change("profiles", document("four"))
@@ -237,7 +237,8 @@ func TestPartOfAList(t *testing.T) {
 	c.sees(t, "four")
 }
 
-// TestBackoff: waits after failures double, differ between nodes, and are never shorter than the server asks for.
+// TestBackoff checks that waits after failures double, differ between nodes, and are never shorter than the server
+// asks for.
 func TestBackoff(t *testing.T) {
 	w := &watcher{pace: defaultPace()}
 	w.retry = w.pace.backoff
@@ -264,8 +265,9 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestNodesComeBackApart: if many nodes' watches are cut at once, no second gets many more than its share of the
-// spread. A watch that ended normally is reopened at once, and one that is cut repeatedly ever later.
+// TestNodesComeBackApart checks that if many nodes' watches are cut at once, no second gets many more than its
+// share of the spread. A watch that ended normally is reopened at once, and one that is cut repeatedly is reopened
+// later each time.
 func TestNodesComeBackApart(t *testing.T) {
 	const nodes = 1000
 	synctest.Test(t, func(t *testing.T) {
@@ -320,7 +322,7 @@ func TestNodesComeBackApart(t *testing.T) {
 	})
 }
 
-// TestCutWatchGoesOn: a cut watch resumes without a list and without an error.
+// TestCutWatchGoesOn checks that a cut watch resumes without a list and without an error.
 func TestCutWatchGoesOn(t *testing.T) {
 	server := watchserver.New()
 	server.Change("profiles", document("four"))

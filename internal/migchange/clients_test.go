@@ -131,8 +131,8 @@ func states(r *Reconciler) string {
 	return strings.Join(slices.Compact(list), " ")
 }
 
-// TestPauseClients: where allowed, an unlisted program that has GPUs open is paused for a change and resumed
-// afterwards.
+// TestPauseClients checks that, where allowed, an unlisted program that has GPUs open is paused for a change and
+// resumed afterwards.
 func TestPauseClients(t *testing.T) {
 	for _, test := range []struct {
 		name, node, layout string
@@ -181,7 +181,7 @@ func TestPauseClients(t *testing.T) {
 	}
 }
 
-// TestPausedClientsInStatus: while a paused program ends, the status shows that the GPU waits for it.
+// TestPausedClientsInStatus checks that while a paused program ends, the status shows that the GPU waits for it.
 func TestPausedClientsInStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")
@@ -201,8 +201,8 @@ func TestPausedClientsInStatus(t *testing.T) {
 	})
 }
 
-// TestPausedClientsOfAnEarlierRun: programs paused by a run that ended or was killed are resumed, even if the
-// next run may not pause any.
+// TestPausedClientsOfAnEarlierRun checks that programs paused by a run that ended or was killed are resumed, even
+// if the next run may not pause any.
 func TestPausedClientsOfAnEarlierRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")
@@ -240,7 +240,7 @@ func TestPausedClientsOfAnEarlierRun(t *testing.T) {
 	})
 }
 
-// TestPausedClientsNotKept: nothing is paused if the pause cannot be kept for a restart.
+// TestPausedClientsNotKept checks that nothing is paused if the pause cannot be recorded for a restart.
 func TestPausedClientsNotKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")
@@ -256,7 +256,8 @@ func TestPausedClientsNotKept(t *testing.T) {
 	})
 }
 
-// TestPauseThatFailed: labels in the journal are paused again, since their pause may have failed.
+// TestPauseThatFailed checks that programs whose labels are in the journal are paused again, because their pause
+// may have failed.
 func TestPauseThatFailed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")
@@ -274,8 +275,8 @@ func TestPauseThatFailed(t *testing.T) {
 	})
 }
 
-// TestPausedInVain: a pause that did not help is remembered for the GPU, for any partition, until such a program
-// has ended or a change has succeeded.
+// TestPausedInVain checks that a pause that did not help is remembered for the GPU, for any partition, until such a
+// program has ended or a change has succeeded.
 func TestPausedInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorldIn(t, "h100", "client=dcgm")

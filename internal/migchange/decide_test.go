@@ -203,8 +203,8 @@ func TestDecide(t *testing.T) {
 // unknownModel makes an unknown model of the GPU, whose driver lists no profiles while MIG mode is off.
 func unknownModel(s *Situation) { s.State.Geometry = mig.Geometry{Unlisted: true} }
 
-// TestOtherNames: a layout with a published name gets the driver's profile of the same number, even if that is
-// listed only while MIG mode is on.
+// TestOtherNames checks that a layout with a published name gets the driver's profile of the same number, even if
+// the driver lists that profile only while MIG mode is on.
 func TestOtherNames(t *testing.T) {
 	t.Parallel()
 	w := newWorldIn(t, "h100", "late-profiles")

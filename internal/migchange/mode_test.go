@@ -43,8 +43,8 @@ func (w *world) neverWithheld(r *Reconciler, but int) (ever map[string]bool) {
 }
 
 // TestMonitorOnly checks that a program that may monitor MIG but not change it takes no GPU out of service, and
-// reports what is missing. If only the driver can tell, one GPU is withheld to find out, and no other until
-// another layout is wanted.
+// reports the right that it lacks. If only the driver can tell, Virgate withholds one GPU and tries to change it,
+// and withholds no other GPU until another layout is requested.
 func TestMonitorOnly(t *testing.T) {
 	t.Parallel()
 	for name, known := range map[string]bool{"known before": true, "told by the driver": false} {

@@ -32,8 +32,8 @@ func TestAfter(t *testing.T) {
 	}
 }
 
-// TestSituation: partitions on DRA count as held, and a GPU that is being changed has no situation. Unused
-// removes both pods and processes.
+// TestSituation checks that partitions on DRA count as held, and that a GPU that is being changed has no situation.
+// Unused removes both pods and processes.
 func TestSituation(t *testing.T) {
 	t.Parallel()
 	sim, err := simnode.New("h100+all-1g.10gb")

@@ -332,8 +332,8 @@ func TestMountShm(t *testing.T) {
 	}
 }
 
-// TestDriverRoot: the daemon of a driver installed elsewhere sees its unit's directory and memory at the usual
-// paths.
+// TestDriverRoot checks that the daemon of a driver installed elsewhere sees its unit's directory and memory at the
+// usual paths.
 func TestDriverRoot(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t, syscall.MS_SHARED)
@@ -371,8 +371,8 @@ func TestNoMemory(t *testing.T) {
 	n.await(gpu + " failed+that requires virgate mps mount-shm before this program, or mountPropagation Bidirectional")
 }
 
-// TestUpgrade: containers started by an older version share the memory of all units. They and later ones keep it
-// until the unit is free. A unit that is free at the start gets its own memory.
+// TestUpgrade checks that containers started by an older version share the memory of all units, and that they and
+// later ones keep it until the unit is free. A unit that is free at the start gets its own memory.
 func TestUpgrade(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t, syscall.MS_SHARED)
@@ -434,8 +434,8 @@ func (n *node) older(units ...string) {
 	}
 }
 
-// TestOwnVolume: a container keeps its own volume at /dev/shm. If the daemon uses /dev/shm, MPS does not work
-// there, and the unit's state shows it.
+// TestOwnVolume checks that a container keeps its own volume at /dev/shm. If the daemon uses /dev/shm, MPS does not
+// work in that container, and the unit's state shows it.
 func TestOwnVolume(t *testing.T) {
 	t.Parallel()
 	n := newMountingNode(t, syscall.MS_SHARED)

@@ -95,8 +95,8 @@ func TestLife(t *testing.T) {
 	})
 }
 
-// TestModeOfOthers: a mode that was exclusive before stays, and a mode set by another program meanwhile is not
-// overwritten.
+// TestModeOfOthers checks that a mode that was exclusive before stays, and that a mode set by another program
+// meanwhile is not overwritten.
 func TestModeOfOthers(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -246,7 +246,7 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestNoQuit: a daemon that does not obey is killed, with its server.
+// TestNoQuit checks that a daemon that ignores quit is killed, with its server.
 func TestNoQuit(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, program(t))
@@ -285,7 +285,7 @@ func (n *node) awaitNoProcess(pid int) {
 	})
 }
 
-// TestDeadDaemon: the server of a daemon that was killed is ended before the next one starts.
+// TestDeadDaemon checks that the server of a daemon that was killed is ended before the next daemon starts.
 func TestDeadDaemon(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, program(t))
@@ -317,8 +317,8 @@ func (n *node) daemon(unit string) (pid int) {
 	return pid
 }
 
-// TestServerKilled: a server that was killed takes its clients with it, and the daemon starts another
-// with the same limits.
+// TestServerKilled checks that the clients of a server that was killed end with it, and that the daemon starts
+// another server with the same limits.
 func TestServerKilled(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, program(t))
@@ -351,7 +351,7 @@ func TestServerKilled(t *testing.T) {
 	}
 }
 
-// TestQuitWaits: a daemon that is no longer wanted ends when its clients have.
+// TestQuitWaits checks that a daemon that is no longer wanted ends when its clients have ended.
 func TestQuitWaits(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, n *node) {
@@ -382,7 +382,7 @@ func TestQuitWaits(t *testing.T) {
 	})
 }
 
-// TestClientRestart: the daemons stay while no client is connected, and until another request arrives.
+// TestClientRestart checks that the daemons stay while no client is connected, until another request arrives.
 func TestClientRestart(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, program(t))
@@ -408,7 +408,7 @@ func TestClientRestart(t *testing.T) {
 	n.await(other + " ready")
 }
 
-// TestOldWish: a request of a replaced client, read after its successor's request, changes nothing.
+// TestOldWish checks that a request of a replaced client, read after its successor's request, changes nothing.
 func TestOldWish(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -440,8 +440,8 @@ func TestOldWish(t *testing.T) {
 	}
 }
 
-// TestSupervisorRestart: the supervisor's end restores the modes, and the next one serves again in the same
-// directories, which pods have mounted.
+// TestSupervisorRestart checks that the supervisor restores the modes when it ends, and that the next supervisor
+// serves again in the same directories, which pods have mounted.
 func TestSupervisorRestart(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, n *node) {
@@ -473,7 +473,7 @@ func TestSupervisorRestart(t *testing.T) {
 	})
 }
 
-// TestNobodyWishes: leftovers of an earlier run are removed even if no client connects.
+// TestNobodyWishes checks that leftovers of an earlier run are removed even if no client connects.
 func TestNobodyWishes(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -490,8 +490,8 @@ func TestNobodyWishes(t *testing.T) {
 	await.True(t, "the end of the directory", func() bool { return !n.exists("MIG-1") })
 }
 
-// TestLeftoversAreTold: a client gets the leftovers of an earlier run before they are removed, so that no GPU
-// counts as free while it has the daemon's compute mode.
+// TestLeftoversAreTold checks that a client gets the leftovers of an earlier run before they are removed, so that
+// no GPU counts as free while it has the daemon's compute mode.
 func TestLeftoversAreTold(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -510,7 +510,7 @@ func TestLeftoversAreTold(t *testing.T) {
 	}
 }
 
-// TestOtherLimits: other limits are set on the living daemon and its server.
+// TestOtherLimits checks that changed limits are set on the running daemon and its server.
 func TestOtherLimits(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, n *node) {
@@ -541,8 +541,8 @@ func TestOtherLimits(t *testing.T) {
 	})
 }
 
-// TestLimitsNotApplied: a daemon that does not apply its limits is never ready, and one whose server does not
-// apply them fails.
+// TestLimitsNotApplied checks that a daemon that does not apply its limits is never ready, and that one whose
+// server does not apply them fails.
 func TestLimitsNotApplied(t *testing.T) {
 	t.Parallel()
 	for name, limited := range map[string]struct {
@@ -595,7 +595,8 @@ func TestLimitsNotApplied(t *testing.T) {
 	}
 }
 
-// TestUsers: a server serves one user, so the state shows who waits for whom; with MultiUser no client waits.
+// TestUsers checks that a server serves one user and that the state shows which users wait for which. With
+// MultiUser no client waits.
 func TestUsers(t *testing.T) {
 	t.Parallel()
 	each(t, func(t *testing.T, n *node) {
@@ -673,7 +674,7 @@ func TestMultiUser(t *testing.T) {
 	}
 }
 
-// TestFolders: a folder that the users of clients cannot enter is named, and no daemon is started.
+// TestFolders checks that a folder that the users of clients cannot enter is named, and that no daemon is started.
 func TestFolders(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -701,8 +702,8 @@ func TestFolders(t *testing.T) {
 	_ = c.Close()
 }
 
-// TestModeProhibited: if a GPU's compute mode is prohibited, the log says so before it is shared, and the mode is
-// restored afterwards.
+// TestModeProhibited checks that if a GPU's compute mode is prohibited, the log says so before the GPU is shared,
+// and the mode is restored afterwards.
 func TestModeProhibited(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -721,7 +722,8 @@ func TestModeProhibited(t *testing.T) {
 	n.awaitMode(gpu, sharing.ProhibitedCompute)
 }
 
-// TestModeNotKept: without the journal, and without the right, nothing is started or set.
+// TestModeNotSet checks that no daemon is started and no compute mode is set without the journal, or without the
+// right to set the mode.
 func TestModeNotSet(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -760,8 +762,8 @@ func TestModeNotSet(t *testing.T) {
 	}
 }
 
-// TestModeNotRestored: the unit stays listed until its mode is restored, and serves again when
-// it is wanted before that.
+// TestModeNotRestored checks that the unit stays listed until its mode is restored, and serves again when it is
+// wanted before that.
 func TestModeNotRestored(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -789,7 +791,7 @@ func TestModeNotRestored(t *testing.T) {
 	n.awaitMode(gpu, sharing.DefaultComputeMode)
 }
 
-// TestStrangeServer: a supervisor that sends unreadable lines is disconnected.
+// TestStrangeServer checks that the client disconnects from a supervisor that sends unreadable lines.
 func TestStrangeServer(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())
@@ -864,8 +866,8 @@ func TestUnitIDs(t *testing.T) {
 	n.await(gpu + " ready")
 }
 
-// TestDriverReplaced: when the node's driver is no longer this container's, no more daemons are started, and Run
-// ends with the last one. Running daemons have clients, whose GPUs the old driver still serves.
+// TestDriverReplaced checks that once the node's driver is no longer this container's, no more daemons are started,
+// and Run ends with the last one. Running daemons have clients, whose GPUs the old driver still serves.
 func TestDriverReplaced(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, inProcess())

@@ -8,7 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestClientLabels: only a label with the expected value is changed, and a refusal is an error.
+// TestClientLabels checks that only a label with the expected value is changed, and that a refusal is an error.
 func TestClientLabels(t *testing.T) {
 	const dcgm, exporter = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter"
 	f := newFakeAPI(t)
@@ -63,7 +63,7 @@ func TestClientLabels(t *testing.T) {
 	}
 }
 
-// TestUninstallClientLabels: a GPU Operator label that Virgate has written stays, but not as paused.
+// TestUninstallClientLabels checks that a GPU Operator label that Virgate has written stays, but not as paused.
 func TestUninstallClientLabels(t *testing.T) {
 	const dcgm, exporter, other = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.dcgm-exporter", "nvidia.com/gpu.deploy.gpu-feature-discovery"
 	f := newFakeAPI(t)

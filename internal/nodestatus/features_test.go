@@ -86,7 +86,7 @@ func TestFeatureLabelsOfNode(t *testing.T) {
 	}
 }
 
-// TestFeatureLabelsWithProfile: labels and profile are written together.
+// TestFeatureLabelsWithProfile checks that labels and profile are written together.
 func TestFeatureLabelsWithProfile(t *testing.T) {
 	f := newFakeAPI(t)
 	options := Options{Config: f.config(), Node: nodeName, Annotations: true, Features: FeatureOutput{Kind: FeaturesToNode}}
@@ -115,8 +115,8 @@ func TestFeatureFile(t *testing.T) {
 	})
 }
 
-// TestWriteFeatureFile: readers see the old or the new file, and NFD, which reads all files of the folder, sees
-// no third.
+// TestWriteFeatureFile checks that readers see the old or the new file, and that NFD, which reads all files of the
+// folder, never sees a third.
 func TestWriteFeatureFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "gfd")

@@ -328,8 +328,8 @@ func TestConcernsThisNodeOnly(t *testing.T) {
 	}
 }
 
-// TestManyNodesWriteApart: changes that all nodes report wait for a while. The wait ends with a change of this
-// node alone, or with another Node.
+// TestManyNodesWriteApart checks that a change that all nodes report waits for a while, and that the wait ends with
+// a change of this node alone, or with another Node.
 func TestManyNodesWriteApart(t *testing.T) { synctest.Test(t, testManyNodesWriteApart) }
 
 func testManyNodesWriteApart(t *testing.T) {

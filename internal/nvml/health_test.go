@@ -241,7 +241,7 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-// TestResetSince: a value that is unknown on one side is no evidence of a reset.
+// TestResetSince checks that a value that is unknown before or after is no evidence of a reset.
 func TestResetSince(t *testing.T) {
 	tests := []struct {
 		before, now Marks

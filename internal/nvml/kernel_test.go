@@ -11,7 +11,7 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// TestUnlisted: a GPU that the kernel's driver has but NVML does not list is reported by its address.
+// TestUnlisted checks that a GPU that the kernel's driver has but NVML does not list is reported by its address.
 func TestUnlisted(t *testing.T) {
 	for _, test := range []struct{ world, want string }{
 		{"", ""},
@@ -57,7 +57,7 @@ func TestUnlisted(t *testing.T) {
 	})
 }
 
-// TestNodesLost: a container that can no longer open the driver ends, and reports no GPU as faulty.
+// TestNodesLost checks that a container that can no longer open the driver ends, and reports no GPU as faulty.
 func TestNodesLost(t *testing.T) {
 	const want = "this container cannot open the driver's control node: it has lost its device nodes, as after systemctl daemon-reload, or was never given any; a new one is needed (open /dev/nvidiactl: operation not permitted)"
 	all := func(sim *simnode.Node, call string) {
@@ -153,7 +153,7 @@ func (k *stuckKernel) OpenControl() error {
 	return <-k.answer
 }
 
-// TestControlNodeHangs: a control node that does not open has no effect, and is opened once.
+// TestControlNodeHangs checks that a control node that does not open has no effect, and is opened once.
 func TestControlNodeHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -170,7 +170,7 @@ func TestControlNodeHangs(t *testing.T) {
 	})
 }
 
-// TestNodesLostInAPause: the control node is not opened while the driver must stay closed.
+// TestNodesLostInAPause checks that the control node is not opened while the driver must stay closed.
 func TestNodesLostInAPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a30x4")

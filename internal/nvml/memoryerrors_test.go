@@ -10,8 +10,9 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// TestUsageCostsNoHealth: a GPU whose memory error counters are slow, as under a storm of corrected errors, or
-// whose use cannot be read, is healthy while its probe succeeds. Slow counters do not affect other values.
+// TestUsageCostsNoHealth checks that a GPU is healthy while its probe succeeds, even if its memory error counters
+// are slow, as under a storm of corrected errors, or its use cannot be read. Slow counters do not affect other
+// values.
 func TestUsageCostsNoHealth(t *testing.T) {
 	for _, test := range []struct {
 		name, call string
@@ -55,8 +56,8 @@ func TestUsageCostsNoHealth(t *testing.T) {
 	}
 }
 
-// TestMemoryErrorsEachMinute: the counters are read at the first reading and once a minute, and keep their values
-// in between.
+// TestMemoryErrorsEachMinute checks that the counters are read at the first reading and once a minute, and keep
+// their values in between.
 func TestMemoryErrorsEachMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "a100-40")

@@ -11,8 +11,9 @@ import (
 	"github.com/virgate/virgate/internal/simnode"
 )
 
-// TestVersionMismatch: the error for different versions of libraries and kernel module gives a remedy, and after
-// 10 s Watch ends, as a new container may have other libraries. A shorter mismatch is waited out.
+// TestVersionMismatch checks that the error for different versions of libraries and kernel module gives a remedy,
+// and that Watch ends after 10 s, because a new container may have other libraries. Watch waits out a shorter
+// mismatch.
 func TestVersionMismatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")
@@ -48,7 +49,7 @@ func TestVersionMismatch(t *testing.T) {
 	})
 }
 
-// TestVersionMismatches: any other failure in between restarts the time.
+// TestVersionMismatches checks that any other failure in between restarts the time.
 func TestVersionMismatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mismatches nvml.Mismatches

@@ -122,8 +122,8 @@ func TestWatchDriverGoes(t *testing.T) {
 	})
 }
 
-// TestWatchEventsFail: when a wait for events fails at once, NVIDIA's plugin waits again at once and marks every
-// GPU unhealthy. Here neither happens.
+// TestWatchEventsFail checks a wait for events that fails at once. NVIDIA's plugin waits again at once and marks
+// every GPU unhealthy; Virgate does neither.
 func TestWatchEventsFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")

@@ -65,7 +65,7 @@ func TestStateGeometry(t *testing.T) {
 	}
 }
 
-// TestGeometryOfLateProfiles: nothing is known of an unpublished model until MIG mode is on.
+// TestGeometryOfLateProfiles checks that nothing is known of an unpublished model until MIG mode is on.
 func TestGeometryOfLateProfiles(t *testing.T) {
 	for layout, want := range map[string]bool{"": true, "+all-1g.10gb": false} {
 		sim := simulate(t, "h100"+layout)
@@ -80,7 +80,7 @@ func TestGeometryOfLateProfiles(t *testing.T) {
 	}
 }
 
-// TestGeometryRenamed: the driver's name of a profile counts, and the published name is an alias.
+// TestGeometryRenamed checks that the driver's name of a profile is used, and that the published name is an alias.
 func TestGeometryRenamed(t *testing.T) {
 	published, _ := mig.GeometryOf(0x2330)
 	_, state := firstState(t, renaming{simulate(t, "h100")})
@@ -310,8 +310,8 @@ func TestApplyMode(t *testing.T) {
 	}
 }
 
-// TestUnlistedClientOfAPartition: a process on another partition is not named as the reason that one cannot be
-// destroyed.
+// TestUnlistedClientOfAPartition checks that a process on one partition is not given as the reason why another
+// cannot be destroyed.
 func TestUnlistedClientOfAPartition(t *testing.T) {
 	sim := simulate(t, "a100-40+all-3g.20gb")
 	must(t, sim.SetWorld("client=dcgm"))
@@ -440,7 +440,7 @@ func lacking(err error) error {
 	return err
 }
 
-// TestEnumerationWithHoles: INVALID_ARGUMENT does not end the enumeration of nvml.h's profiles.
+// TestEnumerationWithHoles checks that INVALID_ARGUMENT does not end the enumeration of nvml.h's profiles.
 func TestEnumerationWithHoles(t *testing.T) {
 	for _, name := range []string{"a100-40+all-balanced", "h100+all-1g.20gb", "rtx-pro-6000+all-2g.48gb.gfx"} {
 		sim := simulate(t, name)

@@ -12,8 +12,8 @@ import (
 
 // Each test in this file is about a bug that users reported of another device plugin.
 
-// TestXIDMarksItsUnits: an event marked one of several units, or the wrong one. A partition's XID marks that
-// partition, and a GPU's XID the GPU.
+// TestXIDMarksItsUnits reproduces reports that an event marked one of several units, or the wrong one. A
+// partition's XID marks that partition, and a GPU's XID the GPU.
 func TestXIDMarksItsUnits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "h200+all-1g.35gb")
@@ -33,7 +33,7 @@ func TestXIDMarksItsUnits(t *testing.T) {
 	})
 }
 
-// TestGPUComesBack: a GPU never came back.
+// TestGPUComesBack reproduces a report that a GPU never came back.
 func TestGPUComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -47,7 +47,8 @@ func TestGPUComesBack(t *testing.T) {
 	})
 }
 
-// TestFailingWaitDoesNotSpin: a wait for events failed at once. It must not spin, nor make GPUs unhealthy.
+// TestFailingWaitDoesNotSpin reproduces a report about a wait for events that failed at once. It must neither spin
+// nor make GPUs unhealthy.
 func TestFailingWaitDoesNotSpin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "dgx-a100")
@@ -85,7 +86,7 @@ func TestWatchClosesWhatItOpened(t *testing.T) {
 	})
 }
 
-// TestHealthIsThereForWhoeverAsksNext: the inventory has a fault even if nothing acted on the notice.
+// TestHealthIsThereForWhoeverAsksNext checks that the inventory has a fault even if nothing acted on the notice.
 func TestHealthIsThereForWhoeverAsksNext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sim := simulate(t, "t4")

@@ -158,7 +158,7 @@ func TestNUMANode(t *testing.T) {
 	}
 }
 
-// TestBinding: the kernel makes another node for each binding.
+// TestBinding checks that each binding of the driver is told apart: the kernel makes another node for each.
 func TestBinding(t *testing.T) {
 	machine := t.TempDir()
 	folder := filepath.Join(machine, "sys/bus/pci/devices/0000:3b:00.0")

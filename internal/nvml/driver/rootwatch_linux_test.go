@@ -57,8 +57,8 @@ func startContainer(t *testing.T, host, root, folder string) {
 	}
 }
 
-// TestRootReplaced: the driver's container unmounts its root lazily, and the next one mounts another. A container
-// that has bound the root keeps the old one.
+// TestRootReplaced simulates an upgrade: the driver's container unmounts its root lazily, and the next one mounts
+// another. A container that has bound the root keeps the old one.
 func TestRootReplaced(t *testing.T) {
 	host, root, folder := operatorsRoots(t)
 	driver := filepath.Join(host, "driver")
@@ -99,7 +99,7 @@ func TestRootReplaced(t *testing.T) {
 	expect("installed in place, as on GKE", watch("2"), rootMounted)
 }
 
-// TestRootGone: the host's missing driver is logged once, and so is its return.
+// TestRootGone checks that a missing driver of the host is logged once, and so is its return.
 func TestRootGone(t *testing.T) {
 	at, log := t.TempDir(), make(chan string, 10)
 	must(t, os.Mkdir(filepath.Join(at, "driver"), 0o755))
@@ -131,7 +131,7 @@ func (l lines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// TestNothingToCompare: a watch that could never see a change is refused.
+// TestNothingToCompare checks that a watch that could never see a change is refused.
 func TestNothingToCompare(t *testing.T) {
 	at := t.TempDir()
 	for _, test := range []struct{ mounted, host, want string }{

@@ -9,8 +9,8 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// TestBoard: partitions lie at their placement, a bar's width is the held share, and unhealthy parts have
-// a sign.
+// TestBoard checks that partitions lie at their placement, that a bar's width is the held share, and that unhealthy
+// parts have a sign.
 func TestBoard(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
@@ -50,7 +50,7 @@ func TestBoard(t *testing.T) {
 	}
 }
 
-// TestColours: each namespace has its own colour while there are enough, and keeps it.
+// TestColours checks that each namespace has its own colour while there are enough, and keeps it.
 func TestColours(t *testing.T) {
 	t.Parallel()
 	colours, taken := Colours{}, map[int]string{}
@@ -73,7 +73,8 @@ func TestColours(t *testing.T) {
 	}
 }
 
-// TestLabels: a partition has its profile where there is room, on a board that is large enough to read.
+// TestLabels checks that a partition shows its profile where there is room, on a board that is large enough to
+// read.
 func TestLabels(t *testing.T) {
 	t.Parallel()
 	part := Unit{Profile: "2g.10gb", Placement: &mig.Placement{Start: 0, Size: 2}, Slots: 8}
@@ -93,7 +94,7 @@ func TestLabels(t *testing.T) {
 	}
 }
 
-// TestManyHolders: a page does not grow with a bar for each of thousands of holders.
+// TestManyHolders checks that thousands of holders do not add a bar each to the page.
 func TestManyHolders(t *testing.T) {
 	t.Parallel()
 	for count, want := range map[int]int{maxBars: maxBars, maxBars + 1: maxBars + 1, 4000: maxBars + 1} {

@@ -216,7 +216,7 @@ func TestPageLoadsNothing(t *testing.T) {
 	}
 }
 
-// TestRunbook: an XID leads to the runbook's entry, which the alert names as well.
+// TestRunbook checks that an XID links to the runbook's entry that the alert names too.
 func TestRunbook(t *testing.T) {
 	t.Parallel()
 	address, anchor, _ := strings.Cut(runbook, "#")
@@ -235,7 +235,7 @@ func TestRunbook(t *testing.T) {
 	}
 }
 
-// TestWords: constants are shown in plain words.
+// TestWords checks that constants are shown in plain words.
 func TestWords(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[any]string{
@@ -248,7 +248,7 @@ func TestWords(t *testing.T) {
 	}
 }
 
-// TestUnhealthyDevices: held, free and unheld unhealthy devices add up to all devices.
+// TestUnhealthyDevices checks that held, free and unheld unhealthy devices add up to all devices.
 func TestUnhealthyDevices(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ devices, healthy, held, free, unhealthy, both int }{

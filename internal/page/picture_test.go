@@ -66,8 +66,8 @@ func pictured(now time.Time) status.Status {
 	}
 }
 
-// TestPicture: docs/status.svg is the page of that node. It has the page's own markup and style and loads
-// nothing, so it is shown where an image is.
+// TestPicture checks that docs/status.svg is the page of that node. It has the page's own markup and style and
+// loads nothing, so it can be used as an image.
 func TestPicture(t *testing.T) {
 	t.Parallel()
 	const path, width, height = "../../docs/status.svg", 1240, 930

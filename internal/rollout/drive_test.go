@@ -54,8 +54,8 @@ func find(t *testing.T, c *Client, id string) *Rollout {
 	return r
 }
 
-// TestDrive: all nodes get the profile, at most two at once, and lose it again. Other labels and annotations
-// stay, and a second rollout takes the first one's place.
+// TestDrive checks that all nodes get the profile, at most two at once, and lose it again. Other labels and
+// annotations stay, and a second rollout replaces the first.
 func TestDrive(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(7)...)
@@ -93,7 +93,7 @@ func TestDrive(t *testing.T) {
 	}
 }
 
-// TestLayout: a MIG layout is rolled out by its own label.
+// TestLayout checks that a MIG layout is rolled out by its own label.
 func TestLayout(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(3)...)
@@ -111,8 +111,8 @@ func TestLayout(t *testing.T) {
 	expect(t, a, "old", names(3)...)
 }
 
-// TestStop: after the first node that refuses, no other gets a label. The rollout can go on without it, and an
-// undo reaches it too.
+// TestStop checks that after the first node that refuses, no other gets a label. The rollout can go on without that
+// node, and an undo reaches it too.
 func TestStop(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(6)...)
@@ -145,7 +145,7 @@ func TestStop(t *testing.T) {
 	expect(t, a, "old", names(6)...)
 }
 
-// TestForeignLabel: a label that someone else has set is never overwritten, forwards or backwards.
+// TestForeignLabel checks that a label that another client has set is never overwritten, forwards or backwards.
 func TestForeignLabel(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -170,7 +170,8 @@ func TestForeignLabel(t *testing.T) {
 	expect(t, a, "old", "n00", "n02")
 }
 
-// TestTwoRollouts: a node is part of one rollout only. The second rollout releases the nodes it has claimed.
+// TestTwoRollouts checks that a node is part of one rollout only. The second rollout releases the nodes it has
+// claimed.
 func TestTwoRollouts(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(5)...)
@@ -186,8 +187,8 @@ func TestTwoRollouts(t *testing.T) {
 	}
 }
 
-// TestTwoStarts: if two rollouts want the same nodes at once, the first gets them, and nothing is left of the
-// other, whichever looks first.
+// TestTwoStarts checks that if two rollouts want the same nodes at once, the first gets them, and nothing is left
+// of the other, whichever looks first.
 func TestTwoStarts(t *testing.T) {
 	t.Parallel()
 	for _, moment := range []string{"before the plan is written", "before it runs"} {
@@ -225,8 +226,8 @@ func TestTwoStarts(t *testing.T) {
 	}
 }
 
-// TestTwoClaims: of two written plans that do not run yet, the earlier one gets the nodes, in whatever order they
-// look at each other.
+// TestTwoClaims checks that of two written plans that do not run yet, the earlier one gets the nodes, in whatever
+// order they look at each other.
 func TestTwoClaims(t *testing.T) {
 	t.Parallel()
 	for _, first := range []string{"alice", "bob"} {
@@ -260,8 +261,8 @@ func TestTwoClaims(t *testing.T) {
 	}
 }
 
-// TestEndedGivesNodes: an ended rollout loses its nodes to a new one, and its undo does not reach them. A rollout
-// that is being undone keeps them.
+// TestEndedGivesNodes checks that an ended rollout loses its nodes to a new one, and that its undo does not reach
+// them. A rollout that is being undone keeps them.
 func TestEndedGivesNodes(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -294,7 +295,7 @@ func TestEndedGivesNodes(t *testing.T) {
 	expect(t, a, "new", "n03")
 }
 
-// TestTwoDrivers: a second driver does not disturb a live one, and replaces a dead one.
+// TestTwoDrivers checks that a second driver does not disturb a live one, and replaces a dead one.
 func TestTwoDrivers(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -333,7 +334,7 @@ func TestTwoDrivers(t *testing.T) {
 	}
 }
 
-// TestPause: a pause by another client ends the driver, and nodes under way go on by themselves.
+// TestPause checks that a pause by another client ends the driver, and that nodes under way go on by themselves.
 func TestPause(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -356,8 +357,8 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestNodesGone: deleted nodes are no longer part of the rollout, even if all are deleted. A rollout that someone
-// else forgets ends its driver.
+// TestNodesGone checks that deleted nodes are no longer part of the rollout, even if all are deleted, and that the
+// driver ends when another client deletes the rollout.
 func TestNodesGone(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -394,7 +395,8 @@ func TestNodesGone(t *testing.T) {
 	}
 }
 
-// TestForgottenWhileDriven: deleting a rollout's ConfigMap ends its driver, and no more labels are set.
+// TestForgottenWhileDriven checks that deleting a rollout's ConfigMap ends its driver, and that no more labels are
+// set.
 func TestForgottenWhileDriven(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(4)...)
@@ -413,7 +415,7 @@ func TestForgottenWhileDriven(t *testing.T) {
 	expect(t, a, "old", "n02", "n03")
 }
 
-// TestTroubles: lost or refused answers and conflicting writes do not change the result.
+// TestTroubles checks that lost or refused answers and conflicting writes do not change the result.
 func TestTroubles(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(6)...)
@@ -443,7 +445,7 @@ func TestTroubles(t *testing.T) {
 	expect(t, a, "old", names(6)...)
 }
 
-// TestUnready: nodes that cannot follow are left out, but only on request.
+// TestUnready checks that nodes that cannot follow are left out, but only on request.
 func TestUnready(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(3)...)
@@ -460,7 +462,7 @@ func TestUnready(t *testing.T) {
 	}
 }
 
-// TestKilledClaiming: a rollout whose start was killed can only be undone.
+// TestKilledClaiming checks that a rollout whose start was killed can only be undone.
 func TestKilledClaiming(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(3)...)
@@ -541,8 +543,8 @@ func TestKilled(t *testing.T) {
 	}
 }
 
-// TestLeaseTaken: if two resume at once, one is refused, whether the other is faster in taking the lease or in
-// renewing it.
+// TestLeaseTaken checks that if two resume at once, one is refused, whether the other is faster in taking the lease
+// or in renewing it.
 func TestLeaseTaken(t *testing.T) {
 	t.Parallel()
 	for _, at := range []string{"when it is taken", "when it is renewed"} {

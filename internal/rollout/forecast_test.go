@@ -87,7 +87,7 @@ func TestLowestIsThatOfAllMoments(t *testing.T) {
 	}
 }
 
-// TestForecast: the nodes forecast the label and value that they would get, and nothing is written.
+// TestForecast checks that the nodes forecast the label and value that they would get, and that nothing is written.
 func TestForecast(t *testing.T) {
 	a := startAPI(t, "n1", "n2", "n3", "n4", "n5")
 	a.edit("n4", func(n *corev1.Node) { n.Status.Conditions[0].Status = corev1.ConditionFalse })

@@ -44,8 +44,8 @@ func TestForeignRecords(t *testing.T) {
 	}
 }
 
-// TestNodeOutside: a node outside a rollout cannot change it, whatever it writes to itself, and does not become
-// part of it.
+// TestNodeOutside checks that a node outside a rollout cannot change it, whatever it writes to itself, and does not
+// become part of it.
 func TestNodeOutside(t *testing.T) {
 	t.Parallel()
 	for _, phase := range []Phase{Running, Paused, Stopped, Finished, TakingBack, TakenBack} {
@@ -91,7 +91,7 @@ func TestNodeOutside(t *testing.T) {
 	}
 }
 
-// TestNodeInventsRollout: nothing that nodes write makes a rollout, or prevents one.
+// TestNodeInventsRollout checks that nodes cannot make or prevent a rollout by anything they write.
 func TestNodeInventsRollout(t *testing.T) {
 	t.Parallel()
 	a := startAPI(t, names(3)...)
@@ -272,8 +272,8 @@ func (h *hostile) play() {
 	}
 }
 
-// TestNodeInside: a node that is part of a rollout can stop it by its reports. It cannot change another node,
-// have more under way, or have the rollout go on after a stop or past a pause. An undo at once reaches all
+// TestNodeInside checks that a node that is part of a rollout can stop it by its reports, but cannot change another
+// node, have more under way, or have the rollout go on after a stop or past a pause. An undo at once reaches all
 // others.
 func TestNodeInside(t *testing.T) {
 	t.Parallel()

@@ -268,9 +268,9 @@ func (m *model) check(n *modelNode, w Write) {
 	}
 }
 
-// TestModel: whatever nodes do, and wherever a driver is killed, at most Max nodes are under way, reports from
-// before the label was set are ignored, and no node gets a label once one has failed. An undo restores every
-// label that the rollout has set.
+// TestModel checks that whatever nodes do, and wherever a driver is killed, at most Max nodes are under way,
+// reports from before the label was set are ignored, and no node gets a label once one has failed. An undo restores
+// every label that the rollout has set.
 func TestModel(t *testing.T) {
 	ends := map[Phase]int{}
 	for seed := range uint64(1000) {

@@ -105,8 +105,8 @@ func TestStartRemovesSocketsOnly(t *testing.T) {
 	}
 }
 
-// TestHooks: Register returns the result of Options.OnRegister, and Options.OnRead is called before each list and
-// before a stream's end is noticed.
+// TestHooks checks that Register returns the result of Options.OnRegister, and that Options.OnRead is called before
+// each list and before a stream's end is noticed.
 func TestHooks(t *testing.T) {
 	var calls atomic.Int32
 	reads := make(chan struct{})

@@ -105,7 +105,7 @@ func TestMPS(t *testing.T) {
 	}
 }
 
-// TestMPSPartition: a partition has its own server and clients.
+// TestMPSPartition checks that a partition has its own server and clients.
 func TestMPSPartition(t *testing.T) {
 	n, err := New("dgx-a100+all-3g.20gb")
 	if err != nil {

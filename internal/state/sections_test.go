@@ -164,7 +164,7 @@ func TestProfileIsKept(t *testing.T) {
 	}
 }
 
-// TestPeekChangesNothing: a standby must leave the serving program's file alone, even if it cannot read it.
+// TestPeekChangesNothing checks that a standby leaves the serving program's file alone, even if it cannot read it.
 func TestPeekChangesNothing(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, Name)

@@ -265,7 +265,8 @@ func TestStopsWhileAnAddressIsTaken(t *testing.T) {
 	end()
 }
 
-// TestConfigurationFileIsMended: a file that breaks after the start stops HTTP only until it is valid again.
+// TestConfigurationFileIsMended checks that a file that breaks after the start stops HTTP only until it is valid
+// again.
 func TestConfigurationFileIsMended(t *testing.T) {
 	config := write(t, "web.yaml", []byte("tls_server_config: {cert_file: gone, key_file: gone}\n"))
 	address := taken(t)

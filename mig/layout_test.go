@@ -117,7 +117,7 @@ func TestFits(t *testing.T) {
 	}
 }
 
-// TestUnlisted: without a list of profiles, only layouts without partitions are known.
+// TestUnlisted checks that without a list of profiles, only layouts without partitions are known.
 func TestUnlisted(t *testing.T) {
 	g := mig.Geometry{Unlisted: true}
 	for name, want := range map[string]error{"all-disabled": nil, "all-enabled": nil, "all-balanced": mig.ErrUnlisted, "all-1g.5gb": mig.ErrUnlisted} {

@@ -110,8 +110,8 @@ func TestNextGrowth(t *testing.T) {
 	}
 }
 
-// TestNextGrowthLooksAfterwards: the other shares are offered only after a reading that began after Allocate
-// served the device as a share, and while no call is in progress whose grant may be missing.
+// TestNextGrowthLooksAfterwards checks that the other shares are offered only after a reading that began after
+// Allocate served the device as a share, and while no call is in progress whose grant may be missing.
 func TestNextGrowthLooksAfterwards(t *testing.T) {
 	w := newWorld(t)
 	shared := planOf(nil, "gpu=2:A")
@@ -275,7 +275,7 @@ func TestNextGrowthKeepsWhatIsHeld(t *testing.T) {
 	}
 }
 
-// TestGrowthIsSaved: a change of any field about how pods may hold a device is saved.
+// TestGrowthIsSaved checks that a change of any field about how pods may hold a device is saved.
 func TestGrowthIsSaved(t *testing.T) {
 	saved := Entry{Device: sharing.Device{ID: "A", Unit: "A"}, Phase: Offered, Mode: sharing.Exclusive}
 	list := func(e Entry) Lists { return Lists{"gpu": {Entries: []Entry{e}}} }
@@ -297,7 +297,7 @@ func TestGrowthIsSaved(t *testing.T) {
 	}
 }
 
-// TestGrownDeviceIsOneShare: a device with the GPU's own ID counts as a share if its unit is shared.
+// TestGrownDeviceIsOneShare checks that a device with the GPU's own ID counts as a share if its unit is shared.
 func TestGrownDeviceIsOneShare(t *testing.T) {
 	for mode, want := range map[sharing.Mode]codes.Code{sharing.Exclusive: codes.OK, sharing.TimeSliced: codes.InvalidArgument} {
 		list, health, units := List{}, map[string]sharing.Health{}, map[string]sharing.Unit{}

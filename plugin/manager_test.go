@@ -150,7 +150,7 @@ func gpusAs(first, count, replicas int) sharing.Plan {
 	})
 }
 
-// TestLongestList: the kubelet accepts the longest list that a plan can have, healthy and unhealthy.
+// TestLongestList checks that the kubelet accepts the longest list that a plan can have, healthy and unhealthy.
 func TestLongestList(t *testing.T) {
 	b := newBench(t, nil)
 	const gpus, replicas = 16, sharing.MaxDevices / 16
@@ -165,9 +165,9 @@ func TestLongestList(t *testing.T) {
 	b.shows(gpu, gpus*replicas, 0)
 }
 
-// TestLongestListsChange: when the maximum number of devices moves from one GPU to another, the list never
-// exceeds the kubelet's limit, which would end the stream. Old devices are removed before all new ones are added,
-// on the same stream.
+// TestLongestListsChange checks that when the maximum number of devices moves from one GPU to another, the list
+// never exceeds the kubelet's limit, which would end the stream. Old devices are removed before any new one is
+// added, on the same stream.
 func TestLongestListsChange(t *testing.T) {
 	b := newBench(t, nil)
 	b.manager.Apply(gpusAs(0, 1, sharing.MaxDevices))
@@ -182,7 +182,7 @@ func TestLongestListsChange(t *testing.T) {
 	}
 }
 
-// TestRoom: listed devices stay, and new ones are added in the plan's order while there is room.
+// TestRoom checks that listed devices stay, and that new ones are added in the plan's order while there is room.
 func TestRoom(t *testing.T) {
 	old, next := gpusAs(0, 2, 3000), gpusAs(1, 3, sharing.MaxDevices/3)
 	lists := plugin.Next(nil, old, plugin.KubeletSnapshot{}, plugin.RPCState{}, time.Unix(1000, 0), plugin.Timing{})

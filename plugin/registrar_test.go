@@ -62,8 +62,8 @@ func TestSocketDeleted(t *testing.T) {
 	})
 }
 
-// TestSocketWipedWhileRegistering: the kubelet would dial the old path for 10 s. The first registration may take
-// an hour, so that only the wiped socket ends it.
+// TestSocketWipedWhileRegistering checks that the wiped socket ends a registration: the kubelet would dial the old
+// path for 10 s. The first registration may take an hour here, so nothing else can end it.
 func TestSocketWipedWhileRegistering(t *testing.T) {
 	b := newBench(t, nil)
 	b.kubelet.HangRegister(true)
@@ -298,8 +298,9 @@ func (r registry) Register(_ context.Context, request *api.RegisterRequest) (*ap
 	return &api.Empty{}, nil
 }
 
-// TestKubeletSocketComesLast: a kubelet removes all sockets before it creates its own. A plugin that looks in
-// between already has a new socket but no kubelet to register with, and its socket is not removed again.
+// TestKubeletSocketComesLast checks the moment at which a kubelet has removed all sockets but not yet created its
+// own. A plugin that looks then already has a new socket but no kubelet to register with, and its socket is not
+// removed again.
 func TestKubeletSocketComesLast(t *testing.T) {
 	dir := t.TempDir()
 	manager := plugin.NewManager(plugin.Options{Dir: dir, Logger: slog.New(slog.DiscardHandler), Timing: plugin.Timing{StreamTimeout: time.Hour}})
@@ -339,9 +340,9 @@ func TestKubeletSocketComesLast(t *testing.T) {
 	}
 }
 
-// TestSocketWipedAfterTheStreamEnded: the socket is not checked while a stream is open, but must be when a later
-// registration hangs. Otherwise the kubelet would dial the wiped socket until the registration's deadline, an
-// hour.
+// TestSocketWipedAfterTheStreamEnded checks that the socket is watched when a later registration hangs, although it
+// is not watched while a stream is open. Otherwise the kubelet would dial the wiped socket until the registration's
+// deadline, an hour.
 func TestSocketWipedAfterTheStreamEnded(t *testing.T) {
 	b := newBench(t, nil)
 	b.manager.Apply(plan(gpu, 1, 2))
@@ -356,8 +357,8 @@ func TestSocketWipedAfterTheStreamEnded(t *testing.T) {
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Registrations > first.Registrations+1 })
 }
 
-// TestOpenStreamIsLeftAlone: while it has a stream, the kubelet needs neither socket file, and would drop the
-// stream for a second registration.
+// TestOpenStreamIsLeftAlone checks that a kubelet that has a stream is not disturbed: it needs neither socket file,
+// and would drop the stream for a second registration.
 func TestOpenStreamIsLeftAlone(t *testing.T) {
 	b := newBench(t, nil)
 	b.manager.Apply(plan(gpu, 1, 2))

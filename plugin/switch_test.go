@@ -584,7 +584,8 @@ func TestNextWavesWithoutRoom(t *testing.T) {
 	t.Error("nothing has switched")
 }
 
-// TestScheduleLooksSoon checks what is read next, and how soon.
+// TestScheduleLooksSoon checks which of the kubelet's records Virgate reads next for a device in each state (the
+// devices that the kubelet has applied, those that pods hold), and how soon.
 func TestScheduleLooksSoon(t *testing.T) {
 	now := time.Now()
 	const never = time.Duration(-1)

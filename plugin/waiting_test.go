@@ -192,7 +192,8 @@ func TestAnnounceState(t *testing.T) {
 	}
 }
 
-// TestSwitched: units held by a pod are not waited for, but all others that are not yet as planned are.
+// TestSwitched checks that a switch does not wait for units that a pod holds, but for all others that are not yet
+// as planned.
 func TestSwitched(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

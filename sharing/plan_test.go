@@ -627,8 +627,8 @@ func TestPlanPolicy(t *testing.T) {
 	}
 }
 
-// TestListLimit: a resource has at most the units that a kubelet's list can hold, and a warning names the entry
-// of those left out.
+// TestListLimit checks that a resource has at most the units that a kubelet's list can hold, and that a warning
+// names the entry of those left out.
 func TestListLimit(t *testing.T) {
 	const gpu = "nvidia.com/gpu"
 	tests := []struct {

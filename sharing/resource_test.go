@@ -148,7 +148,7 @@ func TestMarkUnavailable(t *testing.T) {
 	}
 }
 
-// TestHeldOtherwise: a device held under the planned name and in the planned mode is no obstacle.
+// TestHeldOtherwise checks that a device held under the planned name and in the planned mode is no obstacle.
 func TestHeldOtherwise(t *testing.T) {
 	plan := Plan{Resources: []Resource{
 		{Name: "gpu", Units: []Unit{{ID: "GPU-a", Replicas: 1}, {ID: "GPU-b", Replicas: 1}}},

@@ -21,7 +21,7 @@ import (
 type file struct {
 	// path is its path in the image, without a leading slash.
 	path string
-	// target is set for a symbolic link, data for a regular file; a folder has neither.
+	// target is set for a symbolic link, data for a regular file, and neither for a folder.
 	target string
 	data   []byte
 	mode   int64
@@ -93,8 +93,8 @@ func contents(binary, shell, licences string) ([]file, error) {
 	return files, nil
 }
 
-// loaded are the libraries that NVIDIA's libnvidia-ml.so.1 needs besides the program's; on glibc
-// 2.34 and newer all but libm are empty.
+// loaded are the libraries that NVIDIA's libnvidia-ml.so.1 needs in addition to the program's. On
+// glibc 2.34 and newer all but libm are empty.
 var loaded = []string{"libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"}
 
 // libraries returns the dynamic loader and the libraries of a program, at the paths where the
@@ -158,7 +158,7 @@ func find(name string, machine elf.Machine) (string, error) {
 	return "", fmt.Errorf("find library %s: in none of %s", name, strings.Join(folders, ", "))
 }
 
-// read reads a library as a file with the path of its link, and returns the libraries that it
+// read reads a library into a file with the path of its link, and returns the libraries that it
 // needs.
 func read(library string) (f file, needed []string, err error) {
 	data, err := os.ReadFile(library)

@@ -66,7 +66,7 @@ func (o options) write() error {
 	if err != nil {
 		return fmt.Errorf("configure image: %w", err)
 	}
-	// An incomplete archive must not look complete.
+	// An archive under the final name must be complete.
 	partial := o.output + ".partial"
 	err = tarball.WriteToFile(partial, reference, image)
 	if err == nil {

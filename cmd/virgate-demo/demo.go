@@ -43,7 +43,7 @@ type demoNode struct {
 	mps, mpsGPU string
 	// dra serves claims; nil if the device plugin serves everything.
 	dra *demoDRA
-	// broken are the messages of failed checks.
+	// broken has the messages of failed checks.
 	broken []string
 }
 
@@ -52,7 +52,7 @@ type scenario struct {
 	node    string
 	profile []byte
 	steps   func(*demoNode) []step
-	// afterwards runs if the demo keeps serving; nil for nothing.
+	// afterwards runs if the demo keeps serving; nil disables it.
 	afterwards func(*demoNode, context.Context) error
 	// claims makes the program serve claims too.
 	claims bool
@@ -187,7 +187,8 @@ func demo(
 }
 
 // demoDir returns a new temporary directory. It is in /tmp if TMPDIR is too long for the paths of
-// Unix sockets, as on macOS, or if other users cannot enter it, as the user of an MPS server must.
+// Unix sockets, as on macOS, or if other users cannot enter TMPDIR: the user of an MPS server must
+// be able to.
 func demoDir() (string, error) {
 	dir, err := os.MkdirTemp("", "virgate")
 	if err != nil {
@@ -206,7 +207,7 @@ func (s *demoNode) say(format string, arguments ...any) {
 	_, _ = fmt.Fprintf(s.out, format+"\n", arguments...)
 }
 
-// check prints whether a check passed, and remembers a failed one.
+// check prints whether a check passed, and records a failed one.
 func (s *demoNode) check(ok bool, format string, arguments ...any) {
 	mark := "✓"
 	message := fmt.Sprintf(format, arguments...)
@@ -228,7 +229,7 @@ sharing:
 `, replicas)
 }
 
-// replace makes data the profile, in the way an operator's editor does.
+// replace replaces the profile atomically, as an operator's editor does.
 func (s *demoNode) replace(data []byte) error {
 	next := s.profile + ".new"
 	if err := os.WriteFile(next, data, 0o600); err != nil {
@@ -283,7 +284,7 @@ func podOf(namespace, name, resource string, count int) simkubelet.Pod {
 	}
 }
 
-// await waits for the wanted state of the kubelet, and reports whether it was ever reached.
+// await waits for the wanted state of the kubelet, and reports whether the kubelet reached it.
 func (s *demoNode) await(ctx context.Context, wanted func(simkubelet.Snapshot) bool) (bool, error) {
 	limit, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -322,7 +323,8 @@ func (s *demoNode) showKubelet(ctx context.Context) error {
 	return err
 }
 
-// switchModes changes how GPUs that no pod holds are offered, and changes it back at the end.
+// switchModes changes the mode in which GPUs are offered that no pod holds, and restores it at the
+// end.
 func (s *demoNode) switchModes(ctx context.Context) error {
 	const renamed = gpuResource + ".shared"
 	whole, before := []byte("version: v1\n"), gpuResource
@@ -469,8 +471,8 @@ func (s *demoNode) breakProfile(ctx context.Context) error {
 	}
 	s.check(err != nil, "refused, with file, line and field")
 	before := s.kubelet.Snapshot().Resources[gpuResource]
-	// The program checks the file every 200 ms. A pod that is admitted after a second proves that
-	// it still serves.
+	// The program checks the file every 200 ms. If a pod is admitted after a second, the program
+	// still serves.
 	if !wake.Sleep(ctx, time.Second) {
 		return ctx.Err()
 	}
@@ -490,7 +492,7 @@ func (s *demoNode) showVerdict(context.Context) error {
 	return nil
 }
 
-// What --serve leaves running answers every question of docs/reference/queries.md.
+// The node that --serve leaves running has answers to all questions of docs/reference/queries.md.
 const (
 	fillReplicas = 6
 	gibibyte     = 1 << 30
@@ -507,7 +509,7 @@ var fillPods = []struct{ namespace, name string }{
 	{"team-a", "search"}, {"team-a", "ranking"}, {"team-a", "speech"}, {"team-b", "training"}, {"team-b", "vision"},
 }
 
-// load is what a container's process uses of each of its units.
+// load is how much a container's process uses of each of its units.
 type load struct {
 	memory  uint64
 	percent int
@@ -548,8 +550,8 @@ func (s *demoNode) fillNode(ctx context.Context) error {
 	return s.node.Do("xid", map[string]string{"gpu": strconv.Itoa(faultyGPU), "code": strconv.Itoa(memoryError)})
 }
 
-// startProcesses starts a process on each unit that a container holds, and one outside of
-// containers.
+// startProcesses starts a process on each unit that a container holds, and one process that is in
+// no container.
 func (s *demoNode) startProcesses() error {
 	index := map[string]int{}
 	for _, gpu := range s.gpus {

@@ -20,12 +20,12 @@ import (
 	"github.com/virgate/virgate/internal/simkubelet"
 )
 
-// demoDRA is what claims need in addition to the node.
+// demoDRA has the parts that claims require in addition to the node.
 type demoDRA struct {
 	api     *simdra.API
 	options *dradriver.Options
 	kubelet *simdra.Kubelet
-	// claims are the pods' claims, by name.
+	// claims maps names to the pods' claims.
 	claims map[string]*resourceapi.ResourceClaim
 }
 
@@ -67,8 +67,8 @@ const (
 	smallOfH100 = "1g.10gb"
 )
 
-// draSteps make the same node serve by device plugin, by claims, on demand, and by device plugin
-// again.
+// draSteps switch the same node from the device plugin to claims, then to partitions on demand, and
+// back to the device plugin.
 func (s *demoNode) draSteps() []step {
 	return []step{
 		{"The node: two H100s in four time slices each, by the device plugin, and a pod that has one",
@@ -178,7 +178,7 @@ func capacity(pairs ...string) map[resourceapi.QualifiedName]resource.Quantity {
 	return all
 }
 
-// awaitDevices waits for the wanted devices in the ResourceSlices, and reports whether they ever
+// awaitDevices waits for the wanted devices in the ResourceSlices, and reports whether they
 // appeared.
 func (s *demoNode) awaitDevices(ctx context.Context, wanted func([]resourceapi.Device) bool) (bool, error) {
 	limit, cancel := context.WithTimeout(ctx, patience)
@@ -193,7 +193,7 @@ func (s *demoNode) awaitDevices(ctx context.Context, wanted func([]resourceapi.D
 	return err == nil, ctx.Err()
 }
 
-// offered waits until that many devices are offered and that many of them have a taint.
+// offered waits until count devices are offered and tainted of them have a taint.
 func (s *demoNode) offered(ctx context.Context, message string, count, tainted int) error {
 	start := time.Now()
 	came, err := s.awaitDevices(ctx, func(devices []resourceapi.Device) bool {

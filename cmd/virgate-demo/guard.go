@@ -25,8 +25,7 @@ sharing:
       memory: {limit: share, grace: 2s, action: evict}
 `
 
-// demoAPI plays the API server's part in evictions: it knows the pods and enforces one
-// PodDisruptionBudget.
+// demoAPI is the API server for evictions: it knows the pods and enforces one PodDisruptionBudget.
 type demoAPI struct {
 	kubelet *simkubelet.Kubelet
 	// refused counts the evictions that the budget did not allow. The budget applies until lifted
@@ -38,7 +37,7 @@ type demoAPI struct {
 	evicted []string
 }
 
-// keptPod is the pod that the budget protects.
+// keptPod is the pod that the budget protects from eviction.
 const keptPod = "training"
 
 func (d *demoAPI) pods() memoryguard.Pods {

@@ -21,7 +21,7 @@ func main() { os.Exit(command.Main(run)) }
 // version is set by the linker: -X main.version=v1.2.3.
 var version = "devel"
 
-// run runs the program and is independent of the process. It returns the exit code.
+// run runs the program with these arguments and outputs, and returns the exit code.
 func run(ctx context.Context, args []string, _ command.Environment, stdout, stderr io.Writer) int {
 	root := &cli.Command{
 		Name:  "virgate-demo",

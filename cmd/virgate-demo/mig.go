@@ -31,7 +31,7 @@ mig:
 `, layout)
 }
 
-// migSteps repartition a GPU under running pods.
+// migSteps repartition a GPU while pods run on it.
 func (s *demoNode) migSteps() []step {
 	return []step{
 		{"The node: an H100, cut into seven small partitions", s.showSmall},
@@ -96,7 +96,7 @@ func (s *demoNode) runSmallPods(ctx context.Context) error {
 }
 
 // askBalanced changes the profile. Two of the pods are on partitions that the new layout keeps. The
-// third pod's partition is one too many, and stays until the pod ends.
+// third pod's partition is surplus and stays until the pod ends.
 func (s *demoNode) askBalanced(ctx context.Context) error {
 	before := s.partitionsOfPods()
 	if err := s.replace(withLayout("all-balanced")); err != nil {
@@ -125,7 +125,7 @@ func (s *demoNode) partitionsOfPods() []string {
 	})
 }
 
-// holders returns the pods by the devices that they hold.
+// holders maps devices to the pods that hold them.
 func (s *demoNode) holders() map[string]string {
 	holders := map[string]string{}
 	for _, pod := range s.kubelet.Snapshot().Pods {

@@ -127,7 +127,7 @@ func (s *demoNode) runMPSPod(ctx context.Context, name string, shares int, perce
 	return nil
 }
 
-// killMPSDaemon makes a daemon die, also when it is restarted, for a while.
+// killMPSDaemon kills a daemon, and for a while also each daemon that is started in its place.
 func (s *demoNode) killMPSDaemon(ctx context.Context) error {
 	fault := filepath.Join(s.mps, s.mpsGPU, "log", "fault")
 	if err := os.WriteFile(fault, []byte("die"), 0o600); err != nil {
@@ -142,7 +142,7 @@ func (s *demoNode) killMPSDaemon(ctx context.Context) error {
 	return s.allocatable(ctx, 8, "the daemon was started again, and all are back")
 }
 
-// serveMPS leaves two pods that share a GPU by MPS.
+// serveMPS leaves two pods running that share a GPU by MPS.
 func (s *demoNode) serveMPS(ctx context.Context) error { return s.runByMPS(ctx, 8, "shared by MPS") }
 
 // runByMPS switches to MPS, waits until that many devices are allocatable, and starts two pods.

@@ -26,7 +26,7 @@ import (
 // from a version.
 type API struct {
 	driver, node string
-	// misuse gets the requests that no driver should make.
+	// misuse reports requests that a driver must not make.
 	misuse  func(format string, arguments ...any)
 	address string
 	codecs  serializer.CodecFactory
@@ -34,13 +34,12 @@ type API struct {
 	mutex   sync.Mutex
 	version int
 	events  []event
-	// epoch changes when watches are ended. changed is closed and replaced with each event and
-	// request.
+	// A new epoch ends all watches. changed is closed and replaced with each event and request.
 	epoch   int
 	changed chan struct{}
 
-	// The fields below are only read and changed within Do and Until. Slices are by name, Claims by
-	// "namespace/name".
+	// The fields below are only read and changed within Do and Until. Slices has the slices by
+	// name, Claims the claims by "namespace/name".
 	Slices map[string]resourceapi.ResourceSlice
 	Claims map[string]*resourceapi.ResourceClaim
 	// NodeUID is empty while there is no Node.
@@ -63,7 +62,7 @@ type event struct {
 	slice   resourceapi.ResourceSlice
 }
 
-// NewAPI serves at a local address until ctx ends, for the driver on the node.
+// NewAPI serves the driver on the node at a local address until ctx ends.
 func NewAPI(ctx context.Context, driver, node string, misuse func(format string, arguments ...any)) (*API, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "localhost:0")
 	if err != nil {
@@ -115,7 +114,7 @@ func (a *API) Do(change func()) {
 
 func (a *API) wake() { close(a.changed); a.changed = make(chan struct{}) }
 
-// CutWatches ends all watches. Call it within Do, as well as Version and Store.
+// CutWatches ends all watches. Like Version and Store it must be called within Do.
 func (a *API) CutWatches() { a.epoch++ }
 
 // Version returns the version of the last change.

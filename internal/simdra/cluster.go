@@ -19,7 +19,7 @@ import (
 	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// Request is what a claim asks for.
+// Request is a claim's request for devices.
 type Request struct {
 	// Resource and Profile are required values of the attributes with those names; empty for any.
 	Resource, Profile string
@@ -88,9 +88,9 @@ func (a *API) Allocate(name string, request Request) (*resourceapi.ResourceClaim
 type scheduler struct {
 	pool    string
 	devices []resourceapi.Device
-	// counters are the remaining counters, by set and name.
+	// counters has the counters' remaining values, by set and name.
 	counters map[string]map[string]int64
-	// used are the devices that claims have, with the capacity that they consume of each.
+	// used has the devices that claims have, with the capacity that they consume of each.
 	used map[string]map[resourceapi.QualifiedName]int64
 }
 
@@ -153,7 +153,7 @@ func (s *scheduler) book(result resourceapi.DeviceRequestAllocationResult) {
 	}
 }
 
-// fits reports whether the request can have the device, and what it consumes of a shared one.
+// fits reports whether the request can have the device, and how much it consumes of a shared one.
 func (s *scheduler) fits(
 	device resourceapi.Device,
 	request Request,

@@ -32,7 +32,7 @@ func newAdmission(k *Kubelet, p *process, pod *pod) *admission {
 }
 
 // run admits the containers, init containers first, one resource at a time. A real kubelet has no
-// fixed order of resources; this one goes by name.
+// fixed order of resources; this one sorts them by name.
 func (a *admission) run(ctx context.Context) error {
 	for _, container := range a.pod.ordered() {
 		a.kubelet.lock()
@@ -146,10 +146,10 @@ func (a *admission) updateDevicesToReuse(container Container) {
 	}
 }
 
-// devicesToAllocate selects a container's devices as under topology policy none; a real kubelet
-// picks them in map order. It returns none if the container has them already. Its steps and errors
-// are those of the kubelet's function of the same name. The caller holds the lock, which is
-// released while the plugin is called.
+// devicesToAllocate selects a container's devices as the kubelet does under topology policy none,
+// except that a real kubelet picks them in map order. It returns none if the container has them
+// already. Its steps and errors are those of the kubelet's function of the same name. The caller
+// holds the lock, which is released while the plugin is called.
 func (a *admission) devicesToAllocate(ctx context.Context, container, resource string, required int) (idSet, error) {
 	p := a.process
 	had, again := p.podDevices[allocationKey{a.pod.uid, container, resource}]

@@ -32,7 +32,7 @@ type checkpointData struct {
 
 type podDevicesEntry struct {
 	PodUID, ContainerName, ResourceName string
-	// DeviceIDs are by NUMA node, noNode for none.
+	// DeviceIDs maps NUMA nodes to device IDs; noNode stands for none.
 	DeviceIDs map[int64][]string
 	// AllocResp is a marshaled ContainerAllocateResponse.
 	AllocResp []byte
@@ -76,8 +76,8 @@ func (p *process) saveCheckpoint(dir string) error {
 	return os.Rename(path+".tmp", path)
 }
 
-// restoreCheckpoint restores which pods hold which devices. The resources start without devices,
-// and with endpoints that count as stopped from now on.
+// restoreCheckpoint restores which pods hold which devices. The resources have no devices at first,
+// and their endpoints count as stopped from now on.
 func (p *process) restoreCheckpoint(text []byte, now time.Time) error {
 	var read checkpoint
 	if err := json.Unmarshal(text, &read); err != nil {

@@ -16,8 +16,8 @@ type idSet = sets.Set[string]
 // deviceList is what the kubelet knows about a resource's devices. The zero value is for a resource
 // known only from the checkpoint.
 type deviceList struct {
-	// all are the devices of the last list by ID; the last of equal IDs wins. They are
-	// nil before the first list.
+	// all maps the IDs of the last list to its devices; the last of equal IDs wins. It is nil
+	// before the first list.
 	all map[string]*api.Device
 	// healthy and unhealthy overlap when a list has an ID twice.
 	healthy, unhealthy idSet
@@ -81,14 +81,14 @@ func (k *Kubelet) receiveList(p *process, resource string, list []*api.Device) {
 }
 
 // podDevices maps containers to the devices that they hold (cm/devicemanager/pod_devices.go). It
-// still has pods that have ended until the next updateAllocatedDevices.
+// keeps pods that have ended until the next updateAllocatedDevices.
 type podDevices map[allocationKey]deviceAllocateInfo
 
 // allocationKey is one resource of one container.
 type allocationKey struct{ podUID, container, resource string }
 
 type deviceAllocateInfo struct {
-	// byNode are the device IDs by NUMA node. An ID on two nodes appears twice; an ID on no node is
+	// byNode maps NUMA nodes to device IDs. An ID on two nodes appears twice; an ID on no node is
 	// under noNode.
 	byNode map[int64][]string
 	// response is the plugin's response. The container gets it each time it starts.
@@ -132,7 +132,7 @@ func (d podDevices) keys() []allocationKey {
 	})
 }
 
-// resourcesOf returns the resources of which the container holds devices, sorted.
+// resourcesOf returns the resources that the container holds devices of, sorted.
 func (d podDevices) resourcesOf(podUID, container string) []string {
 	var names []string
 	for _, key := range d.keys() {
@@ -168,8 +168,8 @@ func (p *process) allocated(resource string) idSet {
 	return ids
 }
 
-// heldByPods returns the devices that live pods hold, by resource, whether or not this process has
-// heard of the pods. The caller holds the lock.
+// heldByPods returns the devices that live pods hold, by resource, including pods that this process
+// has not heard of. The caller holds the lock.
 func (k *Kubelet) heldByPods(p *process) map[string]idSet {
 	live, held := k.livePods(), map[string]idSet{}
 	for key, info := range p.podDevices {
@@ -219,11 +219,12 @@ func checkList(resource string, previous *deviceList, list []*api.Device, held i
 	return violations
 }
 
-// checkUnits reports units (an ID up to "::") that can be allocated in two modes: in two resources,
-// or as shares of two kinds ("3of10" is one of Virgate's shares by MPS). Such a unit has free
-// healthy devices in both modes, or a pod holds it in one of them. The device with the unit's own
-// ID may be a time-slice: it stays listed when the unit is no longer exclusive. The caller holds
-// the lock.
+// checkUnits reports units that can be allocated in two modes: in two resources, or as shares of
+// two kinds ("3of10" is one of Virgate's shares by MPS). A unit is the part of an ID before "::".
+// It is reported if it has free healthy devices in both modes, or if a pod holds it in one of them.
+//
+// The device with the unit's own ID may be a time-slice: it stays listed when the unit is no longer
+// exclusive. The caller holds the lock.
 func (k *Kubelet) checkUnits(p *process) {
 	held := k.heldByPods(p)
 	type mode struct {

@@ -23,11 +23,11 @@ var errEnded = errors.New("kubelet has ended")
 type Kubelet struct {
 	options Options
 	logger  *slog.Logger
-	// lifecycle is a mutex that is held while the kubelet starts or stops. A caller that waits for
-	// it can give up.
+	// lifecycle is held while the kubelet starts or stops. It is a semaphore instead of a mutex, so
+	// that a caller can stop waiting for it.
 	lifecycle *semaphore.Weighted
-	// admission is the kubelet's allocation mutex, with the same property. It admits one pod at a
-	// time, however long the plugin's Allocate takes.
+	// admission is the kubelet's allocation mutex, and a semaphore for the same reason. It admits
+	// one pod at a time, however long the plugin's Allocate takes.
 	admission *semaphore.Weighted
 
 	mu sync.Mutex
@@ -199,8 +199,9 @@ type Options struct {
 	// OnRead simulates a slow kubelet. It is called with no lock held before each list is read, and
 	// before the end of a stream is noticed. It must return when stopping is closed.
 	OnRead func(stopping <-chan struct{})
-	// AllowOverlap makes several live streams for one resource no violation. The kubelet still
-	// behaves like a real one: the first stream to end disconnects the newest client.
+	// AllowOverlap allows several live streams for one resource, which are otherwise a violation.
+	// The kubelet still behaves like a real one: the first stream to end disconnects the newest
+	// client.
 	AllowOverlap bool
 	// DelayPods keeps the pods of an earlier process unknown until RestorePods is
 	// called, like the time between a kubelet's start and the API server's first
@@ -236,8 +237,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// DropStream disconnects the plugin that serves a resource, as a kubelet does that cannot read a
-// list, and reports whether there was one. The context of the plugin's stream is cancelled.
+// DropStream disconnects the plugin that serves a resource, as a kubelet does when it cannot read a
+// list, and cancels the context of the plugin's stream. It reports whether there was such a plugin.
 func (k *Kubelet) DropStream(resource string) bool {
 	k.lock()
 	defer k.unlock()

@@ -18,15 +18,15 @@ type Pod struct {
 	Containers      []Container
 }
 
-// Container is a container of a Pod. Its name is unique in the pod, and the API server
-// has checked it.
+// Container is a container of a Pod. Its name must be valid and unique in the pod, as if the API
+// server had checked it.
 type Container struct {
 	Name string
-	// Requests are numbers of devices by resource. An explicit 0 needs no device, but is rejected
+	// Requests maps resources to numbers of devices. An explicit 0 needs no device, but is rejected
 	// while the resource has no healthy one.
 	Requests map[string]int
-	// Init is true for a container that runs before the others and ends; later containers of the
-	// pod then get its devices first.
+	// Init is true for a container that ends before the others start; later containers of the pod
+	// get its devices first.
 	Init bool
 	// Claims are what DRA drivers have allocated to the container. This kubelet calls no driver: it
 	// only lists them.
@@ -58,7 +58,7 @@ const (
 // PodStatus is a pod as the kubelet sees it.
 type PodStatus struct {
 	Namespace, Name string
-	// UID tells apart pods that had the same name.
+	// UID distinguishes pods that had the same name.
 	UID   string
 	Phase Phase
 	// Message is the status message of a failed pod; empty for others.
@@ -70,7 +70,7 @@ type PodStatus struct {
 // ContainerStatus is a container with the devices that were allocated to it.
 type ContainerStatus struct {
 	Name string
-	// Grants are by resource name.
+	// Grants are sorted by resource name.
 	Grants []Grant
 }
 
@@ -95,8 +95,8 @@ func (c ContainerStatus) Devices(resource string) []string {
 }
 
 // Env returns the environment that plugins gave the container. If two resources set the same
-// variable, the first by name wins; in a real kubelet that is random, at each start of the
-// container.
+// variable, the first resource by name wins. In a real kubelet the choice is random at each start
+// of the container.
 func (c ContainerStatus) Env() map[string]string {
 	env := map[string]string{}
 	for _, grant := range slices.Backward(c.Grants) {
@@ -120,11 +120,11 @@ func (e *AdmissionError) Unwrap() error { return e.Cause }
 
 type podKey struct{ namespace, name string }
 
-// pod is a pod from AddPod to DeletePod.
+// pod is a pod that AddPod has added and DeletePod has not deleted.
 type pod struct {
 	Pod
 	uid string
-	// added counts pods in the order of AddPod.
+	// added is the pod's number in the order of AddPod.
 	added   int
 	phase   Phase
 	message string

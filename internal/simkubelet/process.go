@@ -25,15 +25,14 @@ type process struct {
 	stopping   chan struct{}
 	servers    []*grpc.Server
 
-	// clients are by resource: one each, however many streams there are.
+	// clients maps each resource to its one client, however many streams there are.
 	clients map[string]*client
-	// connections are all clients, including those that have been replaced in
-	// clients.
+	// connections has all clients, including those that have been replaced in clients.
 	connections map[*client]struct{}
 	endpoints   map[string]*endpoint
 	devices     map[string]*deviceList
 	podDevices  podDevices
-	// admitting are the devices of the admission in progress, by resource.
+	// admitting maps resources to the devices of the admission in progress.
 	admitting map[string]idSet
 	// knownPods are the UIDs of the pods that this process has heard of.
 	knownPods idSet
@@ -54,9 +53,8 @@ func newProcess() *process {
 	}
 }
 
-// startProcess starts a process in the order of the kubelet: read the checkpoint,
-// remove all sockets, create kubelet.sock. A plugin that sees a new kubelet.sock may
-// create its own.
+// startProcess does the same as a kubelet, in the same order: it reads the checkpoint, removes all
+// sockets, and creates kubelet.sock. A plugin that sees a new kubelet.sock may create its own.
 func (k *Kubelet) startProcess() error {
 	p := newProcess()
 	if err := os.MkdirAll(k.options.Dir, 0o750); err != nil {

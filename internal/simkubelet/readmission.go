@@ -44,7 +44,7 @@ func (k *Kubelet) RestorePods(ctx context.Context) error {
 
 // ResizePod admits a running pod again, as an in-place resize does (on by default since Kubernetes
 // 1.35). The pod's devices must be Healthy for that. After an error the resize stays pending and
-// the pod as it was.
+// the pod does not change.
 func (k *Kubelet) ResizePod(ctx context.Context, namespace, name string) error {
 	p, leave, err := k.beginAdmission(ctx)
 	if err != nil {
@@ -64,8 +64,8 @@ func (k *Kubelet) ResizePod(ctx context.Context, namespace, name string) error {
 }
 
 // readmit admits a pod that already holds devices. A real kubelet with a topology policy
-// dereferences them, and panics if the resource's list no longer has one. A resource that has sent
-// this process no list has no hints, so nothing happens.
+// dereferences them, and panics if the resource's list no longer has one. If this process has
+// received no list of a resource, there are no hints for it and nothing happens.
 func (a *admission) readmit(ctx context.Context) error {
 	k, p := a.kubelet, a.process
 	k.lock()

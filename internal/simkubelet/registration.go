@@ -71,9 +71,9 @@ func checkResourceName(resource string) error {
 
 // connect makes the plugin at path the resource's client and endpoint.
 //
-// The client is stored before it is connected, and removed again if that fails. So after a failed
-// Register for a live resource the old plugin still serves, but the kubelet does not notice when it
-// ends.
+// The client is stored before it is connected, and removed again if connecting fails. So after a
+// failed Register for a live resource the old plugin still serves, but the kubelet does not notice
+// when that plugin ends.
 func (k *Kubelet) connect(ctx context.Context, p *process, resource, path string) error {
 	// The kubelet also has gRPC's limit of 4 MiB a message.
 	connection, err := grpc.NewClient("unix:"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -233,9 +233,9 @@ func (k *Kubelet) streamOpened(c *client) {
 	}
 }
 
-// streamClosed counts the end of a stream once. It counts it when the kubelet closes the stream, so
-// that a plugin that registers at once is not blamed for two streams, or when the kubelet sees that
-// the stream has ended. The caller holds the lock.
+// streamClosed counts the end of a stream once: when the kubelet closes the stream or when it sees
+// that the stream has ended, whichever comes first. So a plugin that registers again at once is not
+// reported for having two streams. The caller holds the lock.
 func (k *Kubelet) streamClosed(c *client) {
 	if c.streaming {
 		c.streaming = false

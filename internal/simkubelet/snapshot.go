@@ -11,12 +11,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Snapshot is what the kubelet knows at one moment. It shares no memory with the
-// kubelet.
+// Snapshot is a copy of the kubelet's state. It shares no memory with the kubelet.
 type Snapshot struct {
 	Up bool // a process runs
-	// Resources are by name: all that the process knows, and all that a Register call ever named.
-	// While the kubelet is down they have no devices.
+	// Resources maps names to all resources that the process knows, and all that a Register call
+	// ever named. While the kubelet is down they have no devices.
 	Resources map[string]Resource
 	// Pods are the pods that are not deleted, in the order of AddPod.
 	Pods []PodStatus
@@ -70,9 +69,9 @@ func (k *Kubelet) Violations() []string {
 	return slices.Clone(k.violations)
 }
 
-// Await blocks until the condition holds for the kubelet's state. It evaluates the condition after
-// changes, and may miss a state that was soon replaced. Its error wraps the context's and contains
-// the last state.
+// Await blocks until the condition holds for the kubelet's state. It checks the condition after
+// changes, and may miss a state that lasted only briefly. Its error wraps the context's and
+// contains the last state.
 func (k *Kubelet) Await(ctx context.Context, condition func(Snapshot) bool) error {
 	for {
 		k.mu.Lock()
@@ -145,8 +144,8 @@ func (k *Kubelet) reportStatus(p *process) {
 }
 
 // updateStatus does what the kubelet does when it reports the node's capacity (GetCapacity). Only
-// here is a resource removed whose endpoint has been stopped for longer than StopGrace. The caller
-// holds the lock.
+// updateStatus removes resources: those whose endpoint has been stopped for longer than StopGrace.
+// The caller holds the lock.
 func (k *Kubelet) updateStatus(p *process) {
 	removed := false
 	for resource := range p.devices {
@@ -168,12 +167,11 @@ type Event struct {
 	Kind EventKind
 	// Resource is the resource's name; empty for events without a resource.
 	Resource string
-	// Devices are, for ListReceived, the devices in the order of the list; for Allocated, the
-	// devices sorted by ID.
+	// Devices is set for ListReceived, in the order of the list, and for Allocated, sorted by ID.
 	Devices []Device
-	// Pod is, for Allocated and PodEnded, the UID of the pod.
+	// Pod is the pod's UID; set for Allocated and PodEnded.
 	Pod string
-	// ByKubelet is true for StreamEnded if the kubelet ended the stream.
+	// ByKubelet is set for StreamEnded if the kubelet ended the stream.
 	ByKubelet bool
 }
 
@@ -192,9 +190,9 @@ const (
 	StreamEnded  EventKind = "stream ended"
 	// ListReceived comes after the kubelet has processed a list.
 	ListReceived EventKind = "list received"
-	// Allocated: a pod holds devices from now on, for one of its containers.
+	// Allocated: a pod now holds devices for one of its containers.
 	Allocated EventKind = "allocated"
-	// PodEnded: a pod holds nothing any more.
+	// PodEnded: a pod no longer holds any devices.
 	PodEnded EventKind = "pod ended"
 )
 

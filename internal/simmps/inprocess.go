@@ -19,7 +19,7 @@ type InProcess struct {
 	daemons map[string]*goroutine
 }
 
-// goroutine is a daemon, and its server, which outlives the daemon when that is killed.
+// goroutine runs a daemon and its server. The server outlives a daemon that is killed.
 type goroutine struct {
 	Servers
 	*mps.Output

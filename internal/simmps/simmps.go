@@ -1,21 +1,21 @@
 // Package simmps replaces NVIDIA's nvidia-cuda-mps-control where there is no GPU: as a program
 // (Main; test/mpscontrol builds it), and as goroutines of tests and of the demo (InProcess).
 //
-// A daemon has the files and commands of the real one, as R580 has them on an H200, and as far as
-// NVIDIA's manual and users' reports describe them. It refuses what the real one refuses: a second
-// daemon in a pipe directory, a missing directory, a socket path that is too long, more clients than
-// a server can have. How the real one answers a command with wrong arguments is not known.
+// A daemon has the files and commands of the real one: those of R580 on an H200, and those that
+// NVIDIA's manual and users' reports describe. It refuses what the real one refuses: a second
+// daemon in a pipe directory, a missing directory, a socket path that is too long, more clients
+// than a server can have. How the real one answers a command with wrong arguments is not known.
 //
 // A memory limit is kept under the name of the device that it was set with, and reported under that
 // name only. A server uses the limits set by ordinal; limits set by UUID have no effect.
 //
-// A CUDA program is a connection (Connect). Like the real one it starts the server if it is the
-// first client, and counts as a client until it is closed. Nothing is computed. A server serves one
-// user, or with -M all users as root. A client of another user waits until the clients before it
-// have gone; the daemon then starts another server for it. A server whose user cannot enter the
+// A connection (Connect) stands for a CUDA program. Like the real one it starts the server if it is
+// the first client, and counts as a client until it is closed. It computes nothing. A server serves
+// one user, or with -M all users as root. A client of another user waits until the clients before
+// it have gone; the daemon then starts another server for it. A server whose user cannot enter the
 // pipe directory ends (bottlerocket#4673). If a server is killed, its clients lose their connection
 // and the next client gets a new server. After the command quit the daemon takes no more clients
-// and ends when it has none; the real one looks after 0.2 s, then after ever longer times.
+// and ends when it has none; the real one checks after 0.2 s, then after longer and longer times.
 //
 // For tests, a file named fault in the log directory makes a daemon refuse to start (refuse), give
 // no answers (hang), end without a message (die), ignore the command quit (stay), ignore limits
@@ -58,8 +58,8 @@ var errNone = errors.New("Cannot find MPS control daemon process") //nolint:stat
 // Environment has the values of the environment variables of the same names.
 type Environment struct {
 	Device, Pipe, Log string
-	// Shm is where the server shares memory with clients, for which it is /dev/shm; if empty, no
-	// memory is shared.
+	// Shm is the server's directory for memory that it shares with clients, which see it as
+	// /dev/shm; if empty, no memory is shared.
 	Shm string
 	// MultiUser is the option -M.
 	MultiUser bool
@@ -67,7 +67,8 @@ type Environment struct {
 
 // Servers are the nvidia-cuda-mps-server processes of a daemon.
 type Servers interface {
-	// Start starts the server for the device. The first client gets its error: the GPU may be busy.
+	// Start starts the server for the device. If the GPU is busy, for example, the first client
+	// gets the error.
 	Start(device string) (pid int, err error)
 	Stop(device string, pid int)
 	// AddClient and RemoveClient report the clients of the server.
@@ -97,19 +98,19 @@ type daemon struct {
 
 	mu         sync.Mutex
 	percentage float64
-	// memory has the limits by the device name that they were set with.
+	// memory maps device names to limits; a limit is under the name that it was set with.
 	memory map[string]string
 	server *server
-	// queue are the clients that wait for another server. changed is closed when one of them may go
-	// on.
+	// queue has the clients that wait for another server. changed is closed when one of them may
+	// continue.
 	queue   []*waiting
 	changed chan struct{}
 	// quitting is true after the command quit.
 	quitting bool
 }
 
-// server has the limits that the daemon had when it started the server, or that were set for the
-// server later.
+// server has the limits that the daemon had when it started the server, or those set for the server
+// later.
 type server struct {
 	pid, user  int
 	percentage float64
@@ -117,7 +118,7 @@ type server struct {
 	clients    []int
 	// shared is the name of the file that clients must see, "-" for none.
 	shared string
-	// ended is closed when the server was killed.
+	// ended is closed once the server was killed.
 	ended chan struct{}
 }
 
@@ -357,7 +358,7 @@ func (d *daemon) watch(s *server, ended <-chan struct{}) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.server == s {
-		d.say("Server %d exited with status 0", s.pid) // Also of a killed one.
+		d.say("Server %d exited with status 0", s.pid) // Also for a killed server.
 		d.server = nil
 		close(s.ended)
 		d.tellChange()
@@ -375,7 +376,7 @@ func (d *daemon) stopServer() {
 }
 
 // mayEnter returns an error if the user, who is in no group, may not enter the directory or one of
-// its parents. Root may enter any.
+// its parents. Root may enter every directory.
 func mayEnter(dir string, user int) error {
 	for ; user != 0; dir = filepath.Dir(dir) {
 		info, err := os.Stat(dir)
@@ -420,7 +421,7 @@ func (d *daemon) tellChange() {
 	d.changed = make(chan struct{})
 }
 
-// command returns the daemon's answer to a command of the manual.
+// command returns the daemon's answer to one of the commands in the manual.
 func (d *daemon) command(words []string) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -482,7 +483,7 @@ func (d *daemon) command(words []string) string {
 // ordinal is the number of the only device that a daemon sees.
 const ordinal = "0"
 
-// setMemory does not check that there is such a device.
+// setMemory does not check that the device exists.
 func (d *daemon) setMemory(limits map[string]string, device, value string) string {
 	number, unit := strings.TrimRight(value, "GM"), value[max(0, len(value)-1):]
 	if n, err := strconv.ParseUint(number, 10, 32); err != nil || n == 0 || unit != "G" && unit != "M" ||
@@ -495,7 +496,7 @@ func (d *daemon) setMemory(limits map[string]string, device, value string) strin
 	return ""
 }
 
-// shown returns a limit as the real daemon shows it: in whole gigabytes from one on.
+// shown returns a limit in the format of the real daemon: from 1 GB on, in whole gigabytes.
 func shown(limit string) string {
 	if mebibytes, is := strings.CutSuffix(limit, "M"); is {
 		if n, _ := strconv.Atoi(mebibytes); n >= 1024 {

@@ -15,16 +15,16 @@ type Fault struct {
 	Return nvml.Return
 	// Delay is how long the call takes. It holds up no other call, unless it changes MIG mode or
 	// instances: the kernel module makes such changes one at a time for all GPUs, and every other
-	// call waits meanwhile. (Their controls in its tables, such as subdeviceCtrlCmdGpuSetPartitions
-	// and gisubscriptionCtrlCmdExecPartitionsCreate, request neither a shared API lock nor the lock
-	// of a single GPU.)
+	// call waits meanwhile. (The module's tables list the controls for such changes, for example
+	// subdeviceCtrlCmdGpuSetPartitions and gisubscriptionCtrlCmdExecPartitionsCreate, without a
+	// shared API lock and without the lock of a single GPU.)
 	Delay time.Duration
 	// Until is a channel that the call waits for after Delay, without holding up others; nil
 	// disables it.
 	Until <-chan struct{}
 	// Skip is the number of calls that are answered normally first.
 	Skip int
-	// Times is the number of calls after those that misbehave; 0 for all.
+	// Times is how many calls misbehave after that; 0 for all.
 	Times int
 }
 
@@ -38,9 +38,9 @@ type injectedFault struct {
 	seen int
 }
 
-// InjectFault makes calls of that name, such as "DeviceGetUUID", misbehave. If there are several
-// faults for a call, the first that is not used up applies. end removes the fault; it may be called
-// more than once.
+// InjectFault makes calls of the named function, such as "DeviceGetUUID", misbehave. If several
+// faults apply to a call, the first that is not used up takes effect. end removes the fault; it may
+// be called more than once.
 func (n *Node) InjectFault(call string, fault Fault) (end func()) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -69,7 +69,7 @@ func (n *Node) addFault(f *injectedFault) (end func()) {
 	}
 }
 
-// Calls returns how often a call of that name was made.
+// Calls returns how often the named function was called.
 func (n *Node) Calls(call string) int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -130,7 +130,7 @@ func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 	case refused:
 		err = nvml.NoPermission
 	case call.Method == "EventSetWait":
-		answer, err = do() // It locks for itself.
+		answer, err = do() // It takes the lock itself.
 	default:
 		n.mu.Lock()
 		defer n.mu.Unlock()
@@ -148,7 +148,8 @@ func (n *Node) call(call nvml.Call, do func() (any, error)) (any, error) {
 	return answer, nil
 }
 
-// targetOf returns what a call is about; the zero target if it is not about a GPU.
+// targetOf returns the GPU, instance or MIG device of a call; the zero target if the call is not
+// about one.
 func (n *Node) targetOf(call nvml.Call) (t target) {
 	if len(call.Arguments) > 0 {
 		if index, lookup := call.Arguments[0].(int); lookup {
@@ -234,7 +235,7 @@ type target struct {
 	gpu      *simGPU
 	instance *gpuInstance
 	compute  *computeInstance
-	// void is true if the GPU was reset since: every call returns GPU_IS_LOST.
+	// void is true once the GPU has been reset: every call then returns GPU_IS_LOST.
 	void bool
 }
 

@@ -16,7 +16,7 @@ import (
 // maxGPUs is the largest number of GPUs of a node, removed ones included.
 const maxGPUs = 64
 
-// description lists what a node consists of. It comes from a file or from a name.
+// description lists the parts of a node. It comes from a file or from a name.
 type description struct {
 	// Name is the name from which all UUIDs are derived.
 	Name string  `json:"name"`
@@ -25,15 +25,14 @@ type description struct {
 	World string `json:"world"`
 }
 
-// group is a number of identical GPUs.
+// group describes a number of identical GPUs.
 type group struct {
 	// Model is a key of nodes.yaml.
 	Model string `json:"model"`
 	// Count is the number of GPUs, 1 when absent.
 	Count *int `json:"count"`
-	// NUMANode is the NUMA node of the GPUs, -1 for none. When absent, the first
-	// half of the node's GPUs is at NUMA node 0 and the second at 1 if the node has
-	// at least four, else all are at 0.
+	// NUMANode is the NUMA node of the GPUs, -1 for none. By default, if the node has at least four
+	// GPUs, the first half is at NUMA node 0 and the second half at 1; otherwise all are at 0.
 	NUMANode *int `json:"numaNode"`
 	// Layout is the mig.NamedLayout of the GPUs; empty for MIG off.
 	Layout string `json:"layout"`
@@ -119,8 +118,8 @@ func (n *Node) applyLayout(g *simGPU, name string) error {
 	return nil
 }
 
-// Names returns names for New, sorted: those of nodes.yaml, and the common ones of the form
-// MODELxN.
+// Names returns the usual names for New, sorted: those in nodes.yaml and the common ones of the
+// form MODELxN.
 func Names() []string {
 	names := []string{"a30x4", "h100x1", "l40sx8", "t4"}
 	for _, d := range known().Nodes {

@@ -12,7 +12,7 @@ type eventSet struct {
 	// and the set gets no more events of the GPU.
 	registered map[nvml.Device]nvml.EventTypes
 	queue      []nvml.Event
-	// undefined is true if registering a GPU returned UNKNOWN: no event comes any more.
+	// undefined is true if registering a GPU returned UNKNOWN: the set then gets no more events.
 	undefined bool
 }
 
@@ -66,8 +66,8 @@ func (n driver) EventSetWait(handle nvml.EventSet, timeout time.Duration) (nvml.
 	}
 }
 
-// poll takes an event from the set. If there is none, it returns a channel that is closed when it
-// is worth polling again.
+// poll takes an event from the set. If there is none, it returns a channel that is closed when the
+// caller should poll again.
 func (n *Node) poll(handle nvml.EventSet) (event nvml.Event, changed <-chan struct{}, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -118,7 +118,7 @@ func (n *Node) wakeWaits() {
 	n.eventsChanged = make(chan struct{})
 }
 
-// breakSet makes the set undefined, as the return code UNKNOWN does: no event comes any more.
+// breakSet makes the set undefined, as the return code UNKNOWN does: the set gets no more events.
 func (n *Node) breakSet(handle nvml.EventSet) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 // figures are the fields of Engines, in their order.
 type figures mig.Engines
 
-// generation is what determines the figures: the GPU's architecture and its number of slices.
+// generation determines the figures: the GPU's architecture and its number of slices.
 type generation struct {
 	architecture nvml.Architecture
 	slices       int
@@ -79,10 +79,10 @@ var figuresOf = map[generation]map[string]figures{
 // generation.
 //
 // Those of the H100 PCIe, which has 114 multiprocessors, are as nvidia-smi mig -lgip of driver
-// 570.169 prints them. The engines of the RTX PRO 5000 and 4500 are from the MIG User Guide.
-// Nothing is published about the multiprocessors of partitions of these two, which have 110 and 82,
-// and of H20, which has 78. These partitions get their share, in pairs, because two multiprocessors
-// make a cluster that is not divided.
+// 570.169 prints them. The engines of the RTX PRO 5000 and 4500 are from the MIG User Guide. NVIDIA
+// has not published the multiprocessors of partitions of these two, which have 110 and 82, nor of
+// H20, which has 78. These partitions get their share, in pairs, because two multiprocessors make a
+// cluster that is not divided.
 var figuresOfModel = func() map[uint16]map[string]figures {
 	hopper := func(multiprocessors map[string]int) map[string]figures {
 		all := maps.Clone(figuresOf[generation{nvml.Hopper, 7}])
@@ -152,7 +152,7 @@ var mebibytesOfModel = map[uint16]map[int]uint64{
 	},
 }
 
-// figures returns what the GPU's instances with the profile have besides memory.
+// figures returns the multiprocessors and engines of the GPU's instances with the profile.
 func (g *simGPU) figures(info mig.ProfileInfo) mig.Engines {
 	name := strconv.Itoa(info.Profile.Slices) + info.Profile.Attributes
 	if info.Size == 2 && name == "1" {

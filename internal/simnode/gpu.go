@@ -11,10 +11,10 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// normalTemperature is a GPU's temperature unless another was set, in degrees Celsius.
+// normalTemperature is a GPU's temperature by default, in degrees Celsius.
 const normalTemperature = 34
 
-// normalPower is a GPU's power unless another was set, in milliwatts: the power of an idle A100.
+// normalPower is a GPU's power by default, in milliwatts: the power of an idle A100.
 const normalPower = 55_000
 
 // simGPU is a simulated GPU. The Node's lock guards it.
@@ -29,12 +29,12 @@ type simGPU struct {
 	numaNode    int
 	// geometry has no profiles on a GPU without MIG.
 	geometry mig.Geometry
-	// handle is the valid handle: a reset makes a new one.
+	// handle is the valid handle; a reset replaces it.
 	handle nvml.Device
 	// opened is true if a program has looked the GPU up since the driver was opened.
 	opened bool
 	// lost is true if the GPU fell off the bus. healed is true if it has come back since, which
-	// shows in a new session only.
+	// shows only after the driver is opened again.
 	lost, healed bool
 	removed      bool
 	// persistence is true if the GPU is in persistence mode, in which the driver keeps it open.
@@ -48,7 +48,7 @@ type simGPU struct {
 	// action that the driver advises.
 	binding  uint64
 	recovery uint32
-	// fabric is the GPU's place in the fabric of NVLinks.
+	// fabric is the GPU's place in the NVLink fabric.
 	fabric nvml.FabricInfo
 	// mig is the current mode, migPending the mode after the next reset.
 	mig, migPending bool
@@ -56,7 +56,7 @@ type simGPU struct {
 	computeMode nvml.ComputeMode
 	timeSlice   sharing.TimeSlice
 	instances   []*gpuInstance
-	// migDevicesMade is the number of MIG devices ever made; their UUIDs are derived from it.
+	// migDevicesMade is the number of MIG devices created so far; their UUIDs are derived from it.
 	migDevicesMade int
 	processes      []nvml.Process
 	utilization    utilization
@@ -69,7 +69,7 @@ type simGPU struct {
 // meter has the power of a GPU and the energy that it has used since the driver was loaded.
 type meter struct {
 	milliwatts int
-	// millijoules is the energy until the time at, which is in microseconds.
+	// millijoules is the energy used until at, which is in microseconds.
 	millijoules float64
 	at          uint64
 }
@@ -94,7 +94,7 @@ type gpuInstance struct {
 	info      mig.ProfileInfo
 	placement mig.Placement
 	computes  []*computeInstance
-	// lingers is true if its last compute instance was destroyed only just now.
+	// lingers is true if its last compute instance has only just been destroyed.
 	lingers bool
 }
 
@@ -145,8 +145,9 @@ func (g *simGPU) busID() string {
 	return fmt.Sprintf("%08X:%02X:00.0", g.ordinal/gpusPerDomain, 0x07+0x10*(g.ordinal%gpusPerDomain))
 }
 
-// memoryOf returns the memory of an instance with that many memory slots, in bytes. Unless it is
-// known, it is a share of the GPU's; real instances have less, because the driver keeps some.
+// memoryOf returns the memory of an instance with that many memory slots, in bytes. If no recording
+// of the model has it, the instance gets its share of the GPU's memory; real instances have less,
+// because the driver keeps some.
 func (g *simGPU) memoryOf(slots int) uint64 {
 	if mebibytes, known := mebibytesOfModel[g.PCI][slots]; known {
 		return mebibytes << 20
@@ -180,7 +181,7 @@ func (g *simGPU) profileInfo(profile int) (mig.ProfileInfo, bool) {
 	return first(g.geometry.Profiles, func(p mig.ProfileInfo) bool { return p.ID == profile })
 }
 
-// computes returns the MIG devices, by GPU instance.
+// computes returns the MIG devices, one GPU instance after the other.
 func (g *simGPU) computes() []*computeInstance {
 	var computes []*computeInstance
 	for _, i := range g.instances {
@@ -196,7 +197,8 @@ func (c *computeInstance) profile() mig.Profile {
 	return p
 }
 
-// addInstance creates a GPU instance; the caller knows that it fits. Like the driver it reuses IDs.
+// addInstance creates a GPU instance; the caller has checked that it fits. Like the driver it
+// reuses IDs.
 func (n *Node) addInstance(g *simGPU, info mig.ProfileInfo, at mig.Placement) *gpuInstance {
 	id := lowest(1, func(id int) bool { return g.instance(id) == nil })
 	i := &gpuInstance{
@@ -221,8 +223,8 @@ func (n *Node) newInstanceHandles(g *simGPU, i *gpuInstance) {
 	}
 }
 
-// addCompute creates a compute instance; the caller knows that it fits. Its UUID has not been used
-// before, and depends only on the history of the node.
+// addCompute creates a compute instance; the caller has checked that it fits. Its UUID has not been
+// used before, and depends only on the history of the node.
 func (n *Node) addCompute(g *simGPU, i *gpuInstance, slices int) *computeInstance {
 	start, _ := i.findSlices(slices)
 	c := &computeInstance{
@@ -280,8 +282,8 @@ func (i *gpuInstance) compute(id int) *computeInstance {
 
 // findSlices returns the place in the GPU instance for a compute instance of that many slices; ok
 // is false if there is no room. It picks the last place, which leaves most room for larger ones. A
-// compute instance starts at a multiple of the next power of two. Real drivers too are stricter
-// than a count of free slices, though each has its own list of places (nvidia-smi mig -lcipp).
+// compute instance starts at a multiple of the next power of two. Real drivers
+// also do more than count free slices: each has its own list of places (nvidia-smi mig -lcipp).
 func (i *gpuInstance) findSlices(slices int) (start int, ok bool) {
 	align := 1
 	for align < slices {

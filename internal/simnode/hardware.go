@@ -28,7 +28,7 @@ func (n *Node) XID(gpu int, code uint64, gi, ci uint32) error {
 }
 
 // Advise makes the driver advise a recovery action for the GPU (nvml.RecoverReset, …), and report
-// that by an event, without an XID.
+// the advice as an event, without an XID.
 func (n *Node) Advise(gpu int, action uint32) error {
 	return n.change(gpu, func(g *simGPU) { n.advise(g, action) })
 }
@@ -44,7 +44,7 @@ func (n *Node) advise(g *simGPU, action uint32) {
 	}
 }
 
-// SetFabric sets the GPU's place in the fabric of NVLinks, which has no event.
+// SetFabric sets the GPU's place in the NVLink fabric. It causes no event.
 func (n *Node) SetFabric(gpu int, fabric nvml.FabricInfo) error {
 	return n.change(gpu, func(g *simGPU) { g.fabric = fabric })
 }
@@ -202,8 +202,8 @@ func (n *Node) changeMode(busID string, change func(*simGPU)) error {
 	return nil
 }
 
-// SetTimeSlice acts like nvidia-smi compute-policy --set-timeslice on the GPU with that UUID. The
-// texts of nvidia-smi's refusals are invented; the refusals are not.
+// SetTimeSlice acts like nvidia-smi compute-policy --set-timeslice on the GPU with that UUID. It
+// refuses what nvidia-smi refuses, with invented texts.
 func (n *Node) SetTimeSlice(gpu string, slice sharing.TimeSlice) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -249,7 +249,7 @@ func (n *Node) SetPower(gpu, watts int) error {
 	})
 }
 
-// Throttle sets why the GPU's clocks are lower than they could be; 0 for no reason.
+// Throttle sets the reasons why the GPU's clocks are reduced; 0 for none.
 func (n *Node) Throttle(gpu int, reasons nvml.ClockReasons) error {
 	return n.change(gpu, func(g *simGPU) { g.clockReasons = reasons })
 }
@@ -260,8 +260,8 @@ func (n *Node) Remove(gpu int) error {
 	return n.Change(func(now Change) error { return now.Remove(gpu) })
 }
 
-// Add puts a GPU into the node and returns its index. It is a new one of the model. If model is
-// empty, it is the GPU that was removed last, reset and at its old PCI address.
+// Add puts a new GPU of the model into the node and returns its index. If model is empty, it puts
+// the GPU back that was removed last, reset and at its old PCI address.
 func (n *Node) Add(model string) (gpu int, err error) {
 	err = n.Change(func(now Change) error {
 		gpu, err = now.Add(model)

@@ -23,8 +23,8 @@ func (n driver) Init() error {
 	return nil
 }
 
-// Shutdown undoes one Init. The last one frees the event sets, closes the GPUs, brings lost GPUs
-// back that are healed, and invalidates all handles.
+// Shutdown undoes one Init. The last one frees the event sets, closes the GPUs, brings back lost
+// GPUs that are healed, and invalidates all handles.
 func (n driver) Shutdown() error {
 	n.node.opened--
 	if n.node.opened == 0 {
@@ -92,8 +92,8 @@ func (n driver) DeviceGetPciInfo(d nvml.Device) (nvml.PCIInfo, error) {
 // display3D is the PCI class of a GPU without a display, like all models here.
 const display3D = 0x030200
 
-// DeviceGetGpuFabricInfo returns what SetFabric has set. After a reset a GPU with a fabric has to
-// join it again.
+// DeviceGetGpuFabricInfo returns the value from SetFabric. After a reset, a GPU with a fabric has
+// to join it again.
 func (n driver) DeviceGetGpuFabricInfo(d nvml.Device) (nvml.FabricInfo, error) {
 	if n.gpu(d).Architecture < nvml.Hopper || n.node.is(oldDriver) {
 		return nvml.FabricInfo{}, nvml.NotSupported
@@ -106,7 +106,7 @@ func (n driver) DeviceGetGpuFabricInfo(d nvml.Device) (nvml.FabricInfo, error) {
 // SystemGetConfComputeState returns true in the world confidential.
 func (n driver) SystemGetConfComputeState() (bool, error) { return n.node.is("confidential"), nil }
 
-// SystemGetConfComputeGpusReadyState returns what SetReady has set.
+// SystemGetConfComputeGpusReadyState returns the value from SetReady.
 func (n driver) SystemGetConfComputeGpusReadyState() (uint32, error) {
 	if !n.node.is("confidential") {
 		return 0, nvml.NotSupported
@@ -155,8 +155,8 @@ func (n driver) DeviceGetNumaNodeId(d nvml.Device) (int, error) { return n.gpu(d
 func (n driver) DeviceGetTemperature(d nvml.Device) (int, error) { return n.gpu(d).temperature, nil }
 
 // slowdowns are the temperatures at which GPUs of an architecture slow down. The values from Ada on
-// are those of the mock in NVIDIA's k8s-test-infra for L40S, H100 and B200; for the others no table
-// is public.
+// are those of the mock in NVIDIA's k8s-test-infra for L40S, H100 and B200; there is no public
+// table for the others.
 var slowdowns = map[nvml.Architecture]int{
 	nvml.Volta:     87,
 	nvml.Turing:    93,
@@ -169,7 +169,7 @@ var slowdowns = map[nvml.Architecture]int{
 // slowdownMargin is the margin at which an H100 slows down (NVSentinel#1371).
 const slowdownMargin = -2
 
-// tellsMargin reports whether the GPU's temperature limits are given as margins, and no longer as
+// tellsMargin reports whether the driver gives the GPU's temperature limits as margins instead of
 // thresholds.
 func (n driver) tellsMargin(g *simGPU) bool {
 	return g.Architecture >= nvml.Ada && !n.node.is(oldDriver)
@@ -215,15 +215,15 @@ func (n driver) DeviceGetPowerUsage(d nvml.Device) (int, error) {
 	return n.gpu(d).meter.milliwatts, nil
 }
 
-// DeviceGetTotalEnergyConsumption would return NOT_SUPPORTED before Volta, but there is no such
-// model.
+// DeviceGetTotalEnergyConsumption supports every model here. Before Volta it would return
+// NOT_SUPPORTED.
 func (n driver) DeviceGetTotalEnergyConsumption(d nvml.Device) (uint64, error) {
 	return n.gpu(d).meter.read(), nil
 }
 
-// DeviceGetMemoryErrorCounter returns what GPUs count from Turing on. With MIG enabled, only MIG
-// devices have counts since the driver was loaded, and only of uncorrected errors outside of the
-// DRAM (nvml.h).
+// DeviceGetMemoryErrorCounter returns the counters that GPUs have from Turing on. With MIG enabled,
+// only MIG devices have counts since the driver was loaded, and only of uncorrected errors outside
+// of the DRAM (nvml.h).
 func (n driver) DeviceGetMemoryErrorCounter(d nvml.Device, counter nvml.MemoryErrorCounter) (uint64, error) {
 	g := n.gpu(d)
 	counted := counter.Location == nvml.DRAM || counter.Location == nvml.SRAM
@@ -267,17 +267,19 @@ func (n driver) processes(d nvml.Device) []nvml.Process {
 	return n.gpu(d).allProcesses()
 }
 
-// DeviceGetGraphicsRunningProcesses returns none: no simulated process draws.
+// DeviceGetGraphicsRunningProcesses returns none: simulated processes only compute.
 func (n driver) DeviceGetGraphicsRunningProcesses(nvml.Device) ([]nvml.Process, error) {
 	return nil, nil
 }
 
-// DeviceGetMPSComputeRunningProcesses returns clients; their server is a compute process.
+// DeviceGetMPSComputeRunningProcesses returns the clients of MPS; their server is a compute
+// process.
 func (n driver) DeviceGetMPSComputeRunningProcesses(d nvml.Device) ([]nvml.Process, error) {
 	return n.listed(n.processes(d), true), nil
 }
 
-// DeviceGetFieldValues supports the advice of XID 154 and of Advise, and the slowdown margin.
+// DeviceGetFieldValues supports the recovery action that XID 154 and Advise set, and the slowdown
+// margin.
 func (n driver) DeviceGetFieldValues(d nvml.Device, field int) (uint32, error) {
 	if margin := int32(slowdownMargin); field == nvml.SlowdownMargin && n.tellsMargin(n.gpu(d)) {
 		return uint32(margin), nil
@@ -341,7 +343,7 @@ const (
 	// nvSwitches is the number of NVSwitches on a simulated fabric; a GPU's links are spread over
 	// all of them. (A DGX A100 has six, later ones have fewer.)
 	nvSwitches = 6
-	// switchDomain is the PCI domain of the switches. No GPU is ever in it.
+	// switchDomain is the PCI domain of the switches. It has no GPUs.
 	switchDomain = 0x100
 )
 

@@ -24,9 +24,9 @@ func (n driver) DeviceGetVirtualizationMode(nvml.Device) (nvml.VirtualizationMod
 	return 0, nil
 }
 
-// DeviceSetMigMode turns MIG mode on or off. In any case the mode becomes the pending one. NVML
-// returns separately whether the call failed and why the mode is not active yet: RESET_REQUIRED
-// before Hopper if the GPU cannot be reset, and IN_USE while there are GPU instances or processes.
+// DeviceSetMigMode turns MIG mode on or off. The pending mode changes in any case. NVML returns
+// separately whether the call failed and why the mode is not active yet: RESET_REQUIRED before
+// Hopper if the GPU cannot be reset, and IN_USE while there are GPU instances or processes.
 func (n driver) DeviceSetMigMode(d nvml.Device, on bool) (nvml.Return, error) {
 	g := n.gpu(d)
 	if g.geometry.Profiles == nil {
@@ -213,7 +213,7 @@ func (n driver) GpuInstanceDestroy(handle nvml.GPUInstance) error {
 	return nil
 }
 
-// computeSlices are the numbers of compute slices by NVML's enumeration, which is also the
+// computeSlices maps NVML's enumeration to numbers of compute slices. The enumeration is also the
 // published ID here (nvml.h, NVML_COMPUTE_INSTANCE_PROFILE_*).
 var computeSlices = [...]int{1, 2, 3, 4, 7}
 
@@ -289,8 +289,8 @@ func (n driver) ComputeInstanceGetInfo(handle nvml.ComputeInstance) (nvml.Comput
 	return nvml.ComputeInstanceInfo{ID: c.id, Slices: c.slices}, nil
 }
 
-// ComputeInstanceDestroy returns IN_USE while a process runs on it, or another program has the GPU
-// open.
+// ComputeInstanceDestroy returns IN_USE while a process runs on the instance, or another program
+// has the GPU open.
 func (n driver) ComputeInstanceDestroy(handle nvml.ComputeInstance) error {
 	t := n.node.targets[uint64(handle)]
 	if len(t.compute.processes) > 0 || n.node.hasClient() {
@@ -313,8 +313,7 @@ func (g *simGPU) fits(info mig.ProfileInfo, at mig.Placement) bool {
 		}
 		kept = append(kept, mig.Partition{Profile: i.info.Profile, Placement: i.placement})
 	}
-	// Whether the GPU can have one more instance of the profile at all, by count, slices and media
-	// engines, does not depend on the place.
+	// The limits on count, slices and media engines do not depend on the place.
 	one := mig.Layout{MIG: true, Partitions: []mig.PartitionCount{{Profile: info.Profile, Count: 1}}}
 	_, err := g.geometry.Place(one, kept)
 	return err == nil

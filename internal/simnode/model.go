@@ -11,11 +11,11 @@ import (
 	"github.com/virgate/virgate/mig"
 )
 
-// model is a model of GPU.
+// model is a GPU model.
 type model struct {
-	// Key is the model's name in node names and files, Name NVML's product name.
+	// Key is the model's name in node names and files. Name is NVML's product name.
 	Key, Name string
-	// Mebibytes is the total memory that NVML reports, PCI the PCI device ID.
+	// Mebibytes is the total memory that NVML reports. PCI is the PCI device ID.
 	Mebibytes    uint64
 	PCI          uint16
 	Architecture nvml.Architecture
@@ -38,7 +38,7 @@ func (m model) geometry() mig.Geometry {
 //go:embed nodes.yaml
 var nodesFile []byte
 
-// catalog has the models, and the nodes that have names of their own.
+// catalog has the models and the named nodes.
 type catalog struct {
 	Models []model
 	Nodes  []description

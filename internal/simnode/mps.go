@@ -7,10 +7,10 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// These are the roles of NVIDIA's MPS processes. As in the driver (nvml.h, and the types C and M+C
-// of nvidia-smi), a server is in the list of compute processes and its clients are in the list for
-// MPS. In the compute mode EXCLUSIVE_PROCESS the server counts as the one process; its clients do
-// not count.
+// mpsRole is the role of a process of NVIDIA's MPS. As in the driver (nvml.h, and the types C and
+// M+C of nvidia-smi), a server is in the list of compute processes and its clients are in the list
+// for MPS. In the compute mode EXCLUSIVE_PROCESS the server counts as the one process; its clients
+// do not count.
 type mpsRole int
 
 const (
@@ -25,14 +25,14 @@ const (
 	firstServerPID = 900_001
 )
 
-// MPS runs the servers and clients of NVIDIA's MPS on a node, by the UUID of the GPU or partition;
-// see simmps.Servers.
+// MPS starts and stops the servers and clients of NVIDIA's MPS on a node. Its methods take the UUID
+// of the GPU or partition; see simmps.Servers.
 type MPS struct{ node *Node }
 
-// MPS returns the MPS of the node.
+// MPS returns the node's MPS.
 func (n *Node) MPS() MPS { return MPS{n} }
 
-// Start starts a server. It is a process like any other: the GPU may be busy.
+// Start starts a server. Like any other process it cannot start if the GPU is busy.
 func (m MPS) Start(device string) (pid int, err error) {
 	gpu, index, err := m.node.find(device)
 	if err != nil {
@@ -96,7 +96,7 @@ func (n *Node) setMPS(pid int, role mpsRole) {
 	n.mps[pid] = role
 }
 
-// find returns the current place of the GPU or the partition with that UUID.
+// find returns the current indexes of the GPU or partition with that UUID.
 func (n *Node) find(uuid string) (gpu, device int, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -20,11 +20,12 @@ type Node struct {
 	nvml.Library
 	name   string
 	worlds []string
-	// unlisted is the number of GPUs, the last ones, that the driver does not list.
+	// unlisted is how many GPUs the driver does not list; they are the last ones.
 	unlisted int
 
 	mu sync.Mutex
-	// gpus are by enumeration index. removed are the GPUs that are no longer in the node.
+	// gpus has the GPUs in the order of the driver's enumeration, removed those that are no longer
+	// in the node.
 	gpus, removed []*simGPU
 	// gpusMade, handlesMade and bindingsMade count all that were ever made.
 	gpusMade                  int
@@ -45,9 +46,9 @@ type Node struct {
 	serversMade int
 	// ready is the ready state of confidential computing.
 	ready uint32
-	// clientAway is true while the program of the world client has the GPUs closed.
+	// clientAway is true while the program of the world "client" has closed the GPUs.
 	clientAway bool
-	// nodesLost is true once this process can open none of the driver's device nodes any more.
+	// nodesLost is true once this process can no longer open the driver's device nodes.
 	nodesLost bool
 	// eventsChanged is closed and replaced whenever an EventSetWait may return.
 	eventsChanged chan struct{}
@@ -87,7 +88,7 @@ func (n *Node) insert(g *simGPU) {
 	slices.SortFunc(n.gpus, func(a, b *simGPU) int { return cmp.Compare(a.ordinal, b.ordinal) })
 }
 
-// GPU is the true state of a GPU, whatever its driver answers.
+// GPU is the true state of a GPU, even if its driver returns something else.
 type GPU struct {
 	UUID string
 	// Index is the index in the driver's enumeration, -1 for a removed GPU.
@@ -95,7 +96,7 @@ type GPU struct {
 	// MIG is the mode in force.
 	MIG  bool
 	Lost bool // it has fallen off the bus
-	// ComputeMode and TimeSlice are what was set since the last reset.
+	// ComputeMode and TimeSlice are the values set since the last reset.
 	ComputeMode nvml.ComputeMode
 	TimeSlice   sharing.TimeSlice
 	// Partitions are in the order of their MIG device indexes; nil for none.

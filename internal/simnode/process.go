@@ -19,8 +19,8 @@ import (
 // WholeGPU as a MIG device index means the GPU itself.
 const WholeGPU = -1
 
-// AddProcess starts a process on the GPU, or on the MIG device at the index. It uses that many
-// bytes of its memory. A partition with a process cannot be destroyed.
+// AddProcess starts a process on the GPU, or on the MIG device at the index. The process uses that
+// many bytes of memory. A partition with a process cannot be destroyed.
 func (n *Node) AddProcess(gpu, device, pid int, bytes uint64) error {
 	return n.changeProcesses(gpu, device, func(list []nvml.Process) ([]nvml.Process, error) {
 		if indexOf(list, pid) >= 0 {
@@ -35,7 +35,7 @@ func (n *Node) AddProcess(gpu, device, pid int, bytes uint64) error {
 	})
 }
 
-// RemoveProcess ends the process on that GPU or MIG device.
+// RemoveProcess ends the process on the GPU or MIG device.
 func (n *Node) RemoveProcess(gpu, device, pid int) error {
 	return n.changeProcesses(gpu, device, func(list []nvml.Process) ([]nvml.Process, error) {
 		at := indexOf(list, pid)
@@ -97,7 +97,7 @@ const (
 
 // utilization is how busy processes keep a GPU. The Node's lock guards it.
 type utilization struct {
-	// percent is by PID.
+	// percent maps PIDs to utilizations.
 	percent map[int]int
 	samples []nvml.ProcessSample
 	// sampled is the time of the last sample, in microseconds.
@@ -105,7 +105,7 @@ type utilization struct {
 }
 
 // SetUtilization makes a process on the GPU keep that percentage of its multiprocessors busy. It
-// has no effect for MIG devices, because drivers report no utilization by process there.
+// has no effect on MIG devices, because drivers report no utilization by process for them.
 func (n *Node) SetUtilization(gpu, pid, percent int) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

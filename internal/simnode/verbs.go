@@ -15,8 +15,8 @@ import (
 	"github.com/virgate/virgate/sharing"
 )
 
-// Verb is a named change of a Node. It can be made with Do, with a request to Handler, or from a
-// command line that is built from this description.
+// Verb is a named change of a Node. Do makes it, a request to Handler makes it, and a command line
+// can be built from this description.
 type Verb struct {
 	// Name is in lower case, with dashes.
 	Name string
@@ -87,7 +87,7 @@ var (
 	}
 )
 
-// Verbs returns all verbs, in the order in which to show them.
+// Verbs returns all verbs, in the order for a help text.
 func Verbs() []Verb {
 	return []Verb{
 		{"xid", "make a GPU, or one of its partitions, report an XID error", []Argument{
@@ -347,7 +347,7 @@ func onGPU(do func(n *Node, gpu int) error) func(*Node, values) error {
 	return func(n *Node, v values) error { return do(n, v.number("gpu")) }
 }
 
-// Do runs the verb of that name with the arguments by name. The error says which arguments are
+// Do runs the named verb; arguments maps names to values. The error says which arguments are
 // missing, unknown or wrong, or why the node cannot do it.
 func (n *Node) Do(verb string, arguments map[string]string) error {
 	verbs := Verbs()

@@ -11,7 +11,7 @@ import (
 	"github.com/virgate/virgate/internal/nvml"
 )
 
-// WorldFlag is the flag of programs whose value is SetWorld's list, and WorldUsage its help.
+// WorldFlag is the flag with which programs take SetWorld's list, and WorldUsage is its help.
 const (
 	WorldFlag  = "sim-world"
 	WorldUsage = "what a simulated node's driver has to live with, between commas: unprivileged, monitor-only, " +
@@ -32,7 +32,7 @@ const (
 //	no-subscription  this process has SYS_ADMIN in a container that is not privileged: it may not open
 //	               GPU instances' device nodes, so it can neither create nor destroy compute instances
 //	old-driver     the driver reports no recovery action, no event of one, and no temperature margin
-//	fabric         GPUs from Hopper on are in a fabric of NVLinks, which they have to join: see SetFabric
+//	fabric         GPUs from Hopper on are in an NVLink fabric, which they have to join: see SetFabric
 //	confidential   the machine does confidential computing, and its ready state is not set: see SetReady
 //	lazy           Init opens no GPU: only looking a GPU up does
 //	persistence    the GPUs are in persistence mode, and no daemon that nvidia-smi reaches closes them
@@ -83,7 +83,7 @@ func (n *Node) MayChangeMIG() bool {
 	return !n.is("monitor-only") && !n.is("unprivileged") && !n.is("no-subscription")
 }
 
-// is reports whether the node is in the world, which is "client" for any client.
+// is reports whether the node is in the world; "client" matches a client of any name.
 func (n *Node) is(world string) bool {
 	return slices.ContainsFunc(n.worlds,
 		func(name string) bool { return name == world || strings.HasPrefix(name, world+"=") })

@@ -1,4 +1,4 @@
-// Package kubelettest is a simulated kubelet that can be slow, give no answer, or refuse.
+// Package kubelettest is a simulated kubelet that can be slow, hang, or refuse calls.
 package kubelettest
 
 import (
@@ -20,8 +20,8 @@ type Kubelet struct {
 	mu     sync.Mutex
 	hang   bool
 	refuse int
-	// pending counts the Register calls that hang now, expired those whose callers waited until
-	// their deadline.
+	// pending counts the Register calls that hang now, expired the hung calls whose callers waited
+	// until their deadline.
 	pending, expired int
 	listDelay        time.Duration
 }
@@ -73,7 +73,7 @@ func (k *Kubelet) Restart(ctx context.Context) error {
 	return k.Start(ctx)
 }
 
-// Reboot is Restart with every container stopped in between. Each pod therefore has to be admitted
+// Reboot is Restart, but stops every container in between. Each pod therefore has to be admitted
 // again with the devices that it had.
 func (k *Kubelet) Reboot(ctx context.Context) error {
 	if err := k.Stop(ctx); err != nil {

@@ -45,8 +45,8 @@ func CreateGPUInstance(lib nvml.Library, gpu, profile, start int) (id int, err e
 	return info.ID, err
 }
 
-// CreateComputeInstance creates a compute instance on that many of the GPU instance's slices, which
-// is a new MIG device. It returns its ID and UUID.
+// CreateComputeInstance creates a compute instance on that many of the GPU instance's slices. The
+// compute instance is a new MIG device. CreateComputeInstance returns its ID and UUID.
 func CreateComputeInstance(lib nvml.Library, gpu, gi, count int) (id int, uuid string, err error) {
 	device, err := lib.DeviceGetHandleByIndex(gpu)
 	if err != nil {
@@ -95,7 +95,7 @@ func uuidOf(lib nvml.Library, device nvml.Device, gi, ci int) (string, error) {
 	return "", nvml.NotFound
 }
 
-// DestroyComputeInstance returns IN_USE while a process runs on it.
+// DestroyComputeInstance returns IN_USE while a process runs on the compute instance.
 func DestroyComputeInstance(lib nvml.Library, gpu, gi, ci int) error {
 	device, err := lib.DeviceGetHandleByIndex(gpu)
 	if err != nil {
@@ -112,8 +112,8 @@ func DestroyComputeInstance(lib nvml.Library, gpu, gi, ci int) error {
 	return lib.ComputeInstanceDestroy(compute)
 }
 
-// DestroyGPUInstance returns IN_USE while there are compute instances. It tries a second time, so
-// that a compute instance that has only just gone does not count.
+// DestroyGPUInstance returns IN_USE while there are compute instances. It tries a second time,
+// because the first call also returns IN_USE if the last of them has only just gone.
 func DestroyGPUInstance(lib nvml.Library, gpu, gi int) error {
 	device, err := lib.DeviceGetHandleByIndex(gpu)
 	if err != nil {

@@ -22,8 +22,8 @@ const Unknown = -1
 type Expect struct {
 	// GPUs and Partitions are the numbers on the whole node.
 	GPUs, Partitions int
-	// Event makes the GPU at that index report XID 94; nil if nothing can do that. A trace of such
-	// a run contains the event.
+	// Event makes the GPU at that index report XID 94; nil if the test cannot cause an event. A
+	// trace of such a run contains the event.
 	Event func(t *testing.T, gpu int)
 }
 
@@ -58,7 +58,7 @@ func RunOnce(t *testing.T, lib nvml.Library, expect Expect) {
 	}
 }
 
-// life checks that the library counts how often it is opened, and answers only while it is open.
+// life checks that the library counts how often it was opened, and answers only while it is open.
 func life(t *testing.T, lib nvml.Library) {
 	closed := func(when string) {
 		t.Helper()
@@ -308,7 +308,7 @@ func unique(t *testing.T, what, got string, seen map[string]bool) {
 	seen[got] = true
 }
 
-// walkLimit is more than the steps of any walk of this suite.
+// walkLimit is larger than the number of steps of any walk in this suite.
 const walkLimit = 128
 
 // partitions checks that the walk over a GPU's MIG devices ends and has holes but no other errors,
@@ -363,7 +363,7 @@ func partition(t *testing.T, lib nvml.Library, parent, device nvml.Device, uuids
 
 	gi, err := lib.DeviceGetGpuInstanceId(device)
 	must(t, err)
-	// Instances are for root; any of the calls may refuse.
+	// Instances require root; any of these calls may fail without it.
 	instance, err := lib.DeviceGetGpuInstanceById(parent, gi)
 	if errors.Is(err, nvml.NoPermission) {
 		return
@@ -481,8 +481,8 @@ func metering(t *testing.T, lib nvml.Library, device nvml.Device) {
 	samples(t, lib, device)
 }
 
-// samples checks that samples belong to processes, and that samples which were seen do not come
-// again.
+// samples checks that samples belong to processes, and that samples that were returned once do not
+// come again.
 func samples(t *testing.T, lib nvml.Library, device nvml.Device) {
 	t.Helper()
 	seen := uint64(0)
@@ -503,7 +503,7 @@ func samples(t *testing.T, lib nvml.Library, device nvml.Device) {
 }
 
 // instances checks that the exact listing of a GPU's instances agrees with its profiles, and that
-// each placement lies on the GPU. Listing is for root.
+// each placement lies on the GPU. The listing requires root.
 func instances(t *testing.T, lib nvml.Library, _ Expect) {
 	for _, device := range devices(t, lib) {
 		for enum := range walkLimit {
@@ -534,8 +534,8 @@ func instances(t *testing.T, lib nvml.Library, _ Expect) {
 	}
 }
 
-// listed checks that an instance that was listed by its profile has that profile; the same for its
-// compute instances.
+// listed checks that an instance that was listed by its profile has that profile, and that the same
+// is true of its compute instances.
 func listed(t *testing.T, lib nvml.Library, instance nvml.GPUInstance, profile int) {
 	t.Helper()
 	info, err := lib.GpuInstanceGetInfo(instance)
@@ -597,8 +597,9 @@ func events(t *testing.T, lib nvml.Library, expect Expect) {
 	must(t, lib.EventSetFree(set))
 }
 
-// quiet checks that a wait ends with Timeout, and not always at once: an interrupt may end one
-// early (nvml.h). A wait that never ends hangs the test. A node in use may have an event meanwhile.
+// quiet checks that a wait ends with Timeout, and that not every wait returns at once: an interrupt
+// may end one early (nvml.h). A wait that never ends hangs the test. A node in use may have an
+// event meanwhile.
 func quiet(t *testing.T, lib nvml.Library, set nvml.EventSet) {
 	t.Helper()
 	for range walkLimit {

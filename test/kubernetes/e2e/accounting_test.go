@@ -29,8 +29,7 @@ import (
 // eventLog records what the API server reports about the node and the tests' pods, as it arrives.
 type eventLog struct {
 	mu sync.Mutex
-	// statuses holds the node's allocatable each time it changes, kubeletStates what the kubelet itself
-	// has.
+	// statuses holds the node's allocatable each time it changes, kubeletStates the kubelet's own numbers.
 	statuses, kubeletStates []status
 	pods                    map[string]*podRecord
 	// serving holds Virgate's ready pods. overlaps counts how often a pod became ready beside another one,
@@ -43,7 +42,7 @@ type eventLog struct {
 	rollingOut bool
 	// stopped counts the Node's changes with GPUSharingReady's reason Stopped.
 	stopped int
-	// wrong lists what no pod and no watch may do.
+	// wrong lists violations by pods and watches.
 	wrong []string
 }
 
@@ -179,7 +178,7 @@ func (d *eventLog) only(image string) error {
 	return nil
 }
 
-// onOffer returns the resources of which the node's status has any, sorted.
+// onOffer returns the resources that the node's status has devices of, sorted.
 func (d *eventLog) onOffer() (names []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -195,9 +194,9 @@ func (d *eventLog) onOffer() (names []string) {
 	return names
 }
 
-// podRecord is what was seen of a pod. A time is zero until the test has heard of the event, which may be
-// long after it happened. Only bound is at most a second before the pod was bound: the kubelet looked at
-// the pod between bound and refused.
+// podRecord is what the test has seen of a pod. A time is zero until the test has heard of the event, which
+// may be long after it happened. Only bound is never late: it is at most a second before the pod was bound.
+// The kubelet looked at the pod between bound and refused.
 type podRecord struct {
 	resource          string
 	bound, ran, ended time.Time
@@ -409,8 +408,8 @@ func units(t *testing.T, kubelet api.PodResourcesListerClient, resource string) 
 	return slices.Sorted(maps.Keys(found))
 }
 
-// shareMonitor follows which pod holds which device, by the kubelet. It complains to the event log when a
-// pod loses a device, or shares a GPU that should be its alone.
+// shareMonitor tracks which pod holds which device, as the kubelet reports it. It adds to the event log when
+// a pod loses a device, or shares a GPU that it should have alone.
 type shareMonitor struct {
 	kubelet api.PodResourcesListerClient
 	events  *eventLog
@@ -430,7 +429,8 @@ type shareMonitor struct {
 	grown map[[2]string]bool
 	// givenTwice counts the looks in which two pods had the same device; see alone.
 	givenTwice atomic.Int64
-	// strange is since when each complaint about held devices has lasted, slowest the longest time of any.
+	// strange maps each complaint about held devices to its beginning; slowest is the longest duration of
+	// any.
 	strange map[string]oddity
 	slowest atomic.Int64
 }
@@ -441,7 +441,7 @@ type look struct {
 	held, healthy map[string][]heldDevice
 }
 
-// oddity is since when something is not as it should be, and the number of rests before that.
+// oddity says when a deviation began, and the number of rests before that.
 type oddity struct {
 	at    time.Time
 	rests int
@@ -540,12 +540,13 @@ func ids(devices []heldDevice) (all []string) {
 	return all
 }
 
-// alone checks that a whole GPU has only one tenant, apart from tenants of its shares. Two looks must
-// agree: the kubelet asks itself about one pod after another, and one pod may pass a GPU to the next
-// meanwhile. Two pods with the same device ID are only counted, because that is a bug of the kubelet
-// (1.36): each List of pod resources calls ManagerImpl.UpdateAllocatedDevices. If a pod has just ended,
-// that forgets the device which the kubelet is giving to another pod, and the kubelet gives it to the next
-// pod too.
+// alone checks that a whole GPU has only one tenant, apart from tenants of its shares. Two looks must agree:
+// the kubelet reads the pods one after another, and a pod may pass a GPU to the next one meanwhile.
+//
+// Two pods with the same device ID are only counted, because that is a bug of the kubelet (1.36): each List
+// of pod resources calls ManagerImpl.UpdateAllocatedDevices. If a pod has just ended, that call also forgets
+// the device which the kubelet is giving to another pod, and the kubelet gives the device to the next pod
+// too.
 func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) {
 	whole, pods, ids := map[string]bool{}, map[string][]string{}, map[string][]string{}
 	for name, devices := range held {
@@ -581,7 +582,7 @@ func (f *shareMonitor) alone(ctx context.Context, held map[string][]heldDevice) 
 	f.doubled = doubled
 }
 
-// givenToTwo returns one pod of each two that have the same device; see alone.
+// givenToTwo returns one pod of each pair that has the same device; see alone.
 func (f *shareMonitor) givenToTwo() (names []string) {
 	holders := map[heldDevice]bool{}
 	now := f.last()
@@ -596,14 +597,14 @@ func (f *shareMonitor) givenToTwo() (names []string) {
 	return names
 }
 
-// want is called before the node is to offer something else.
+// want is called before the node should offer something else.
 func (f *shareMonitor) want(l layout) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.wanted = l
 }
 
-// rest is called when the node offers what it should.
+// rest is called once the node offers what it should.
 func (f *shareMonitor) rest() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -670,7 +671,7 @@ func (f *shareMonitor) odd() (found []string) {
 	return found
 }
 
-// persists complains of what has differed from the layout since the last rest but one.
+// persists reports a deviation from the layout that has lasted since the last rest but one.
 func (f *shareMonitor) persists(ctx context.Context) {
 	now := time.Now()
 	strange := map[string]oddity{}
@@ -716,8 +717,8 @@ func (f *shareMonitor) counts() map[sharingMode][8]int {
 	return counts
 }
 
-// free counts the GPUs that no pod held in any look of that time, nor in the two looks after it: one may
-// have begun before, and what the kubelet grants shows a moment later.
+// free counts the GPUs that no pod held in any look of that time, nor in the two looks after it: one of
+// these may have begun before, and the kubelet shows a grant a moment later.
 func (f *shareMonitor) free(from, to time.Time) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

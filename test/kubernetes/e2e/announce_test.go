@@ -28,9 +28,9 @@ func (c *cluster) kubeletReports(t *testing.T, every string) {
 	t.Cleanup(func() { restart(string(before)) })
 }
 
-// testAnnounced runs a kubelet that reports once an hour, and a full node with waiting pods. A switch to
-// another name must refuse none of them, and what it frees must be scheduled: the scheduler learns of each
-// change from Virgate.
+// testAnnounced runs a kubelet that reports once an hour, and a full node with waiting pods. After a switch
+// to another name, the kubelet must refuse none of the pods, and the scheduler must use the freed devices:
+// it learns of each change from Virgate.
 func testAnnounced(t *testing.T, c *cluster) {
 	const gpus, waiting, renamed = 4, 12, shared + ".shared"
 	c.kubeletReports(t, "1h")

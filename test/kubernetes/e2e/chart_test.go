@@ -35,19 +35,20 @@ const namespace = "virgate"
 // chart is the chart's folder.
 const chart = "../../../charts/virgate"
 
-// fourShares is the value by which a node without a label has four shares of each GPU.
+// fourShares is the chart value that gives a node without a label four shares of each GPU.
 const fourShares = "config.default=time-slicing-4"
 
-// stays keeps a surplus device listed, so that a test of it does not depend on the machine's speed.
+// stays keeps a surplus device listed, so that a test of such a device does not depend on the machine's
+// speed.
 const stays = "--removal-delay=24h"
 
-// quickly makes a surplus device leave after three seconds instead of 30, and an empty list as soon: the
-// kubelet here writes the node's status ten times as often as by default.
+// quickly removes a surplus device after three seconds instead of 30, and an empty list as soon: the kubelet
+// here writes the node's status ten times as often as by default.
 var quickly = []string{"--removal-delay=3s", "--stop-after=3s"}
 
-// install installs or changes the chart by Helm's command. It waits until all is ready and the kubelet has
-// lists from the new pod: what the kubelet and the node's status say before may come from the old pod. Each
-// setting is a --set, or an argument of the program if it begins with --.
+// install installs or changes the chart with Helm's command. It waits until everything is ready and the
+// kubelet has lists from the new pod: until then, the numbers of the kubelet and the node's status may come
+// from the old pod. Each setting is a --set, or an argument of the program if it begins with --.
 func (c *cluster) install(t *testing.T, settings ...string) {
 	t.Helper()
 	c.upgrade(t, settings...)
@@ -66,7 +67,7 @@ func (c *cluster) awaitLists(t *testing.T) {
 	})
 }
 
-// upgrade is install without waiting for lists, for pods that serve nothing.
+// upgrade is install for pods that serve nothing: it does not wait for lists.
 func (c *cluster) upgrade(t *testing.T, settings ...string) {
 	t.Helper()
 	c.upgradeAsIs(t, append(slices.Clone(quickly), settings...)...)
@@ -300,8 +301,8 @@ func testCDI(t *testing.T, c *cluster) {
 	}
 }
 
-// testLeaving removes Virgate and everything it has left: once as the chart does on each node, and once by
-// the command after only the chart is gone.
+// testLeaving removes Virgate and everything it has left: once as the chart does it on each node, and once
+// with the command after only the chart is gone.
 func testLeaving(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	c.profiles(t, "layout", map[string]string{"chosen": "version: v1\nflags: {migStrategy: mixed}\nmig: {manage: true, config: all-balanced}\n"})

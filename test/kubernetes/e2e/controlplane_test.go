@@ -36,7 +36,7 @@ type cluster struct {
 	apiServer, containerd, kubelet *component
 
 	// pods are the pods that tests have created, by name. created has their names, by the test that removes
-	// them at its end.
+	// them when it ends.
 	pods    map[string]*v1.Pod
 	created map[*testing.T][]string
 	report  *report
@@ -47,7 +47,7 @@ type cluster struct {
 	kubeletDeaths int
 }
 
-// errNotYet stands for a condition that does not hold yet, without details.
+// errNotYet means that a condition does not hold yet, without details.
 var errNotYet = errors.New("not yet")
 
 // startCluster starts the cluster and stops it at the end of the test.
@@ -162,11 +162,11 @@ func (p *component) died() bool {
 	}
 }
 
-// keepKubelet returns an error when the kubelet has died. Where the test sets kubeletBug it starts
-// the kubelet again instead, as systemd does, if the kubelet died of one bug (Kubernetes 1.36):
-// the container of a pod that has a resource by a claim starts while the device plugin registers
-// the same name. The kubelet then calls ManagerImpl.Allocate (pkg/kubelet/cm/devicemanager/manager.go)
-// beside an admission, and both change the map devicesToReuse without a lock.
+// keepKubelet returns an error when the kubelet has died. If the test sets kubeletBug, and the kubelet died
+// of one bug (Kubernetes 1.36), keepKubelet starts it again instead, as systemd does. The bug occurs when
+// the container of a pod that has a resource by a claim starts while the device plugin registers the same
+// name: the kubelet then calls ManagerImpl.Allocate (pkg/kubelet/cm/devicemanager/manager.go) during an
+// admission, and both change the map devicesToReuse without a lock.
 func (c *cluster) keepKubelet(t *testing.T) error {
 	t.Helper()
 	if c.kubelet == nil || !c.kubelet.died() {

@@ -50,7 +50,7 @@ func testDocuments(t *testing.T, c *cluster) {
 			})
 		},
 	})
-	// Another reader types again what the upgrade has typed already.
+	// A second reader types the commands again that the upgrade has typed.
 	c.newReader(t).read(t, "docs/how-to/remove.md", map[string]func(*testing.T){"helm uninstall": c.nodeIsClean})
 	c.label(t, "")
 	c.ctr(t, "images", "rm", "docker.io/library/virgate:"+version) // make and ctr bring it back.
@@ -68,15 +68,15 @@ func testDocuments(t *testing.T, c *cluster) {
 	})
 }
 
-// played are the scripts that the reader has instead of the real programs.
+// played are scripts that replace the real programs for the reader.
 var played = map[string]string{
-	// An image that was built and pushed is one that the node can have.
+	// The node can have an image once it was built and pushed.
 	"docker": `case $1 in
 build) while [[ $# -gt 1 ]]; do [[ $1 == --tag ]] && echo "$2" >>"$0.built"; shift; done;;
 push) grep -qxF -- "$2" "$0.built" && exec ctr -n k8s.io images tag docker.io/library/virgate:` + version + ` "$2";;
 *) exit 2;;
 esac`,
-	// Of what make image-tar builds, only the archive, which already exists.
+	// make image-tar needs to provide only the archive, which already exists.
 	"go": `while [[ $# -gt 1 ]]; do
 case $1 in -output) output=$2;; -reference) [[ $2 == virgate:` + version + ` ]] || exit 1; ln -s "$ARCHIVE" "$output";; esac; shift
 done`,
@@ -173,7 +173,7 @@ func (r *reader) read(t *testing.T, document string, look map[string]func(*testi
 
 var (
 	assignment = regexp.MustCompile(`^([A-Z]+)=\S+$`)
-	// planned matches what a comment says about the answer to curl.
+	// planned matches the answer to curl that a comment gives.
 	planned = regexp.MustCompile(`(\d+) (devices|healthy)`)
 )
 

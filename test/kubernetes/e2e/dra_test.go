@@ -99,7 +99,7 @@ func testDRA(t *testing.T, c *cluster) {
 		}
 	}
 
-	// The mode changes: held devices keep theirs, free ones get the new one.
+	// The mode changes: held devices keep the old mode, free ones get the new one.
 	c.label(t, "whole")
 	c.awaitSlices(t, "leaving leaving one one")
 	c.createClaim(t, "whole", sharedBy("exclusive"), 1) // The scheduler may still have the old slices.
@@ -315,7 +315,7 @@ func testDRAMPS(t *testing.T, c *cluster) {
 	other := units[slices.IndexFunc(units, func(unit string) bool { return unit != before["by-plugin"].GPU })]
 	c.label(t, "dra")
 	c.awaitSlices(t, "one") // The other GPU has a pod of the plugin.
-	// As long as the node offers a device by the plugin, the scheduler may give a pod one of these.
+	// While the node offers a device by the plugin, the scheduler may give a pod one of these.
 	c.awaitAllocatable(t, map[string]int64{})
 	c.requestClaim(t, "two", resourceapi.ExactDeviceRequest{
 		DeviceClassName: draClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
@@ -380,9 +380,8 @@ func testNVIDIANames(t *testing.T, c *cluster) {
 	}
 }
 
-// testDRAPartitions has pods partition a GPU. By claims and by the old names they get partitions that did
-// not exist, idle partitions make room for others, and the whole GPU is given out when no pod has a part of
-// it.
+// testDRAPartitions has pods partition a GPU. Claims and old names create partitions that did not exist,
+// idle partitions make room for others, and a pod gets the whole GPU when no pod has a part of it.
 func testDRAPartitions(t *testing.T, c *cluster) {
 	const small, large, whole = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb", "nvidia.com/gpu"
 	c.createNamespace(t, namespace)

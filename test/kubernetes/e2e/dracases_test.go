@@ -22,8 +22,8 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// testDRACases covers other uses of claims and of the old name: pods of several containers, a quota,
-// another driver's DeviceClass of the same name, and many claims during an update.
+// testDRACases covers other uses of claims and of the old name: pods with several containers, a quota,
+// another driver's DeviceClass with the same name, and many claims during an update.
 func testDRACases(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	c.profiles(t, "dra-cases", map[string]string{"dra": replicas("16") + "dra: {resources: all}\n"})
@@ -73,7 +73,7 @@ func (c *cluster) severalContainers(t *testing.T) {
 	c.remove(t, several.Name)
 }
 
-// claimQuota checks that a quota of the old name counts both claims and pods that ask by it.
+// claimQuota checks that a quota of the old name counts both claims and pods that request the name.
 func (c *cluster) claimQuota(t *testing.T) {
 	t.Helper()
 	quotas := c.client.CoreV1().ResourceQuotas(workspace)
@@ -183,8 +183,8 @@ func (c *cluster) claimsAtOnce(t *testing.T, settings []string) {
 	c.remove(t, names...)
 }
 
-// testDRAReboot simulates a reboot under pods that have partitions made for their claims: the processes,
-// the partitions and the contents of /run are gone. Each pod gets its partition made again.
+// testDRAReboot simulates a reboot under pods that have partitions made for their claims: the processes, the
+// partitions and the contents of /run are gone. Virgate makes each pod's partition again.
 func testDRAReboot(t *testing.T, c *cluster) {
 	c.expectRestarts(t)
 	const small, large = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"

@@ -231,7 +231,7 @@ func (c *cluster) claimsInTurn(ctx context.Context, template string) (count int,
 	return count, nil
 }
 
-// nodeAgain has the kubelet create its Node anew: the slices become the new Node's.
+// nodeAgain has the kubelet create its Node anew: the slices then belong to the new Node.
 func (c *cluster) nodeAgain(t *testing.T, _ map[string]podState) {
 	t.Helper()
 	c.kubelet.stop(syscall.SIGTERM)
@@ -297,8 +297,8 @@ func (c *cluster) forcedDeletion(t *testing.T) {
 	c.report.note("dra faults: pod deleted by force", took(began))
 }
 
-// lateClaim is allocated a device by a scheduler that does not know yet that the device is the device
-// plugin's and held by a pod.
+// lateClaim allocates a device to a claim, as a scheduler does that does not know yet that the device
+// belongs to the device plugin and a pod holds it.
 func (c *cluster) lateClaim(t *testing.T, device string) {
 	t.Helper()
 	began := time.Now()
@@ -351,7 +351,7 @@ func (c *cluster) lateClaim(t *testing.T, device string) {
 		t.Errorf("a late claim has %q", got)
 	}
 	c.remove(t, late.Name)
-	// No controller takes back what was allocated by hand.
+	// No controller releases an allocation made by hand.
 	if err := claims.Delete(t.Context(), claim.Name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}

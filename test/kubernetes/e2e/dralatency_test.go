@@ -12,8 +12,8 @@ import (
 	"github.com/virgate/virgate/test/repeat"
 )
 
-// testDRALatency measures how long a user waits, from the creation of the claim or of the pod until the API
-// says that the pod runs: by the device plugin, by a claim, and by the old name. Pods come one after the
+// testDRALatency measures how long a user waits, from the creation of the claim or the pod until the API
+// shows that the pod runs: by the device plugin, by a claim, and by the old name. Pods come one after the
 // other, to an otherwise idle node. The figures go into the report and docs/internals/scale.md; the test
 // does not judge them.
 func testDRALatency(t *testing.T, c *cluster) {

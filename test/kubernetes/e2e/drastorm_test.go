@@ -57,9 +57,9 @@ type stormPod struct {
 	deaths int
 }
 
-// testDRAStorm judges by what the containers really have: no GPU is given by both ways, none whole beside
-// another holder, and none more often than it has shares. In the end every claim got its device and gave it
-// back.
+// testDRAStorm checks what the containers really have: no GPU is given both by the plugin and by DRA, none
+// whole beside another holder, and none more often than it has shares. In the end every claim got its device
+// and gave it back.
 func testDRAStorm(t *testing.T, c *cluster) {
 	c.kubeletBug = true
 	t.Cleanup(func() { c.kubeletBug = false })
@@ -118,7 +118,7 @@ func testDRAStorm(t *testing.T, c *cluster) {
 	c.report.note("dra storm: pods made, ran, refused in a change; profiles", fmt.Sprintf("%d, %d, %d; %d", s.made, s.ran, s.refused, s.flip))
 }
 
-// blow makes the pods, changes the profile and has GPUs fail.
+// blow creates the pods, changes the profile and makes GPUs fail.
 func (s *draStorm) blow(t *testing.T) {
 	t.Helper()
 	tick := time.NewTicker(100 * time.Millisecond)
@@ -132,7 +132,7 @@ func (s *draStorm) blow(t *testing.T) {
 			s.add(t)
 			nextPod = now.Add(s.between(0, 600*time.Millisecond))
 		}
-		// If nothing can run by a profile, the next one follows all the same.
+		// The next profile follows even if no pod can run under this one.
 		if now.After(nextFlip) && (s.lastRan.After(s.flipped) || now.Sub(s.flipped) > 20*time.Second) {
 			others := slices.DeleteFunc([]string{"plugin", "dra", "whole"}, func(name string) bool { return name == s.profile })
 			s.profile = others[s.random.IntN(len(others))]
@@ -239,7 +239,7 @@ func (s *draStorm) delete(t *testing.T, name string) {
 	s.pods[name].deleted = true
 }
 
-// ledger records which pods really had which GPU at the same time, by the processes in the containers,
+// ledger records which pods really had which GPU at the same time, from the processes in the containers,
 // their device nodes and their environment.
 type ledger struct {
 	gpus map[string]string // By UUID: the number of the device node.
@@ -368,7 +368,7 @@ func (l *ledger) holders(process string) (all []holder) {
 	return all
 }
 
-// judge checks what was seen together.
+// judge checks the combinations of holders that were seen.
 func (l *ledger) judge(t *testing.T) {
 	t.Helper()
 	l.mu.Lock()

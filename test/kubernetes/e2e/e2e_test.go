@@ -18,8 +18,8 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// role is the variable with the role of a process of this binary; without it, the process is the test that
-// a user started.
+// role is the environment variable that gives a process of this binary its role. Without it, the process is
+// the test that a user started.
 const role = "VIRGATE_E2E_ROLE"
 
 // The roles besides Kubernetes' components.

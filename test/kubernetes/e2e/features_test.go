@@ -93,7 +93,7 @@ func (c *cluster) awaitFeatures(t *testing.T, want map[string]string) {
 	})
 }
 
-// choosesNode runs the example of a pod that chooses a node by its GPUs, and one that asks for more memory
+// choosesNode runs the example of a pod that chooses a node by its GPUs, and one that requires more memory
 // than any GPU has.
 func (c *cluster) choosesNode(t *testing.T) {
 	text, err := os.ReadFile("../../../deployments/examples/gpu-by-memory.yaml")

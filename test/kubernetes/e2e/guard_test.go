@@ -63,8 +63,8 @@ func testGuard(t *testing.T, c *cluster) {
 	c.guardsInStorm(t)
 }
 
-// guardsInStorm starts and ends pods on all GPUs beside pods that stay. A third of those use more than
-// their share: only these are evicted.
+// guardsInStorm starts and ends pods on all GPUs beside pods that stay. A third of those that stay use more
+// than their share: only these are evicted.
 func (c *cluster) guardsInStorm(t *testing.T) {
 	c.awaitAllocatable(t, map[string]int64{shared: 32})
 	names := c.hold(t, "guard-holder", 9)

@@ -37,8 +37,8 @@ var modules = []string{
 	"github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-container-runtime@v1.20.1",
 }
 
-// olderToolkits are versions of NVIDIA's runtime that treat a container which asks for the rights of MIG
-// differently from the one above. They are built with LONG=1.
+// olderToolkits are versions of NVIDIA's runtime that differ from the one above in how they treat a
+// container that requests the rights of MIG. They are built with LONG=1.
 var olderToolkits = []string{"v1.17.8", "v1.18.0"}
 
 // build builds the program, the images and the pods' program into the folder, and links
@@ -204,7 +204,7 @@ func outside(m *testing.M) int {
 	return code
 }
 
-// unable is the reason why this machine cannot run a node; empty if it can.
+// unable returns the reason why this machine cannot run a node; empty if it can.
 func unable() string {
 	if os.Geteuid() != 0 {
 		return "needs root, for namespaces and containers"

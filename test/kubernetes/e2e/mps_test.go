@@ -23,8 +23,8 @@ import (
 const mpsRoot = "/run/nvidia/mps"
 
 // testMPS shares two GPUs by MPS, with a stand-in for NVIDIA's daemon in the driver root. It checks what
-// pods see, switches to and from the other sharing modes while pods hold GPUs, and a daemon that dies and
-// does not come back.
+// pods see, switches to and from the other sharing modes while pods hold GPUs, and tests a daemon that dies
+// and does not come back.
 func testMPS(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	byMPS := func(several bool) string {
@@ -99,7 +99,7 @@ func testMPS(t *testing.T, c *cluster) {
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
 	c.report.note("MPS: the last time slice ends, to allocatable", took(began))
 
-	// A daemon that dies withdraws only its own GPU's devices.
+	// If a daemon dies, only its own GPU's devices are withdrawn.
 	other := slices.IndexFunc(c.mpsUnits(t), func(unit string) bool { return unit != gpu })
 	unit := c.mpsUnits(t)[other]
 	fault := filepath.Join(mpsRoot, unit, "log", "fault")
@@ -116,7 +116,7 @@ func testMPS(t *testing.T, c *cluster) {
 	c.awaitAllocatable(t, map[string]int64{shared: 8})
 	c.undisturbed(t, client)
 
-	// Two shares are twice one.
+	// A pod with two shares gets twice the limits of one.
 	switches("several", 8)
 	c.awaitProfile(t, "several", "applied") // The number of devices is the same as before, so it proves nothing.
 	c.run(t, pod("mps-twice", shared, 2))

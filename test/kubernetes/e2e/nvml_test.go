@@ -115,8 +115,8 @@ func layoutProfile(layout string) string {
 }
 
 // makesLayouts turns MIG on, makes partitions anew, and turns MIG off. In this node's PID namespace, which
-// is not the machine's, the driver might hide processes, so nothing is changed until the plugin reads
-// another /proc, which says that it is in the machine's.
+// is not the machine's, the driver might hide processes. So nothing is changed until the plugin reads
+// another /proc, according to which it is in the machine's.
 func (c *cluster) makesLayouts(t *testing.T, driver string) {
 	const small, off = "all-1g.5gb", "all-disabled"
 	values := []string{"migStrategy=mixed", "mig.manage=true", "config.default=all-balanced"}
@@ -168,7 +168,7 @@ func (c *cluster) makesLayouts(t *testing.T, driver string) {
 	c.removeAll(t, claims)
 }
 
-// nodesComeLater has partitions without device nodes, in a container that may not make them.
+// nodesComeLater has partitions without device nodes, in a container that may not create the nodes.
 func (c *cluster) nodesComeLater(t *testing.T, driver string) {
 	c.restartDriver(t, driver)
 	c.installOn(t, driver, "migStrategy=mixed", "config.map.plain=version: v1", "config.default=plain")
@@ -248,7 +248,7 @@ func (c *cluster) installVersion(t *testing.T, name, version string, flags ...st
 	for minor, right := range []string{"config", "monitor"} { // These exist from the driver's start.
 		c.write(t, filepath.Join("driver-"+name, "proc/driver/nvidia/capabilities/mig", right), fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 256\nDeviceFileModify: 1\n", minor+1))
 	}
-	// The driver also lists what does not exist.
+	// The driver also lists instances that do not exist.
 	minors := "config 1\nmonitor 2\n"
 	for next, gpu := 3, 0; gpu < 4; gpu++ {
 		for instance := 7; instance < 14; instance++ {

@@ -58,7 +58,7 @@ func (c *cluster) plugin(t *testing.T) *v1.Pod {
 	return found
 }
 
-// processes are the process IDs in the pod's only container, or the one of that name, as this machine
+// processes returns the process IDs in the pod's container of that name, or in its only one, as this machine
 // numbers them: pods and test are in the same PID namespace.
 func processes(t *testing.T, pod *v1.Pod, name ...string) []int {
 	t.Helper()
@@ -151,7 +151,7 @@ func (c *cluster) awaitSeries(t *testing.T, pod *v1.Pod, name, value string, lab
 	})
 }
 
-// series are the values of all series of that name with at least these labels.
+// series returns the values of all series of that name with at least these labels.
 func series(pod *v1.Pod, name string, labels ...string) ([]string, error) {
 	text, err := fetch(pod, "/metrics")
 	if err != nil {

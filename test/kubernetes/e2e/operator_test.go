@@ -28,9 +28,9 @@ const (
 	operatorFeatures  = "/run/nvidia/features.d"
 )
 
-// testOperator runs what the GPU Operator would create, with this image in place of NVIDIA's. The plugin
-// waits for the toolkit and the driver; a label of the node chooses a profile of the operator's ConfigMap,
-// and the feature labels follow it. In the end the ClusterPolicy no longer names a ConfigMap.
+// testOperator runs the objects that the GPU Operator would create, with this image in place of NVIDIA's.
+// The plugin waits for the toolkit and the driver; a label of the node chooses a profile of the operator's
+// ConfigMap, and the feature labels follow it. In the end the ClusterPolicy no longer names a ConfigMap.
 func testOperator(t *testing.T, c *cluster) {
 	c.uninstall(t)
 	driver := c.installDriver(t, "operator", "-DWHOLE")
@@ -199,7 +199,7 @@ func ready(containers int) func(*v1.Pod) error {
 	}
 }
 
-// validated writes what one of the operator's validations found.
+// validated writes the result of one of the operator's validations.
 func validated(t *testing.T, name, text string) {
 	t.Helper()
 	path := filepath.Join(validations, name)

@@ -115,9 +115,9 @@ func (c *cluster) run(t *testing.T, pod *v1.Pod) {
 	c.awaitPhase(t, pod.Name, v1.PodRunning)
 }
 
-// awaitPhase waits until the pod is in that phase. The node's status by which the scheduler binds a pod may
-// be older or newer than what the kubelet has. If the kubelet therefore refuses the pod, awaitPhase creates
-// it again, as its owner would do.
+// awaitPhase waits until the pod is in that phase. The scheduler binds a pod by the node's status, which may
+// be older or newer than the kubelet's own state. If the kubelet therefore refuses the pod, awaitPhase
+// creates it again, as its owner would do.
 func (c *cluster) awaitPhase(t *testing.T, name string, phase v1.PodPhase) *v1.Pod {
 	t.Helper()
 	var got *v1.Pod

@@ -76,7 +76,7 @@ func testProfileRollout(t *testing.T, c *cluster) {
 	c.awaitProfile(t, "four", "applied")
 	c.saysNow(t, "", "four", "applied")
 
-	// A profile that must wait for pods to end is waited for, as long as it takes.
+	// If a profile must wait for pods to end, the rollout waits too, as long as it takes.
 	driver, said := c.startDriving(t, "start", "whole", "-l", "kubernetes.io/hostname="+hostName)
 	c.awaitProfile(t, "four", "switching")
 	c.refusesSecond(t)

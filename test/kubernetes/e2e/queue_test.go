@@ -33,7 +33,7 @@ type podQueue struct {
 	pods map[string]*queued
 }
 
-// queued is one of its pods. A time is zero until the event was seen.
+// queued is a pod of a podQueue. A time is zero until the event was seen.
 type queued struct {
 	resource                 string
 	bound, admitted, refused time.Time

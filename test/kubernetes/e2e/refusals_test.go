@@ -29,8 +29,9 @@ const (
 	perSecond     = 4
 )
 
-// The time that the scheduler and the kubelet take for a pod depends on the machine, and so does the number
-// that a storm in CI may have refused. There, a change may cost the pods of a moment, but not a queue.
+// How long the scheduler and the kubelet take for a pod depends on the machine, and so does the number of
+// pods that the kubelet may refuse during a storm in CI. In CI, a change may cost the pods of a moment, but
+// not a queue.
 
 // stormSize is how many pods a storm has.
 var stormSize = repeat.Times(60, 500)
@@ -44,7 +45,7 @@ func testRefusals(t *testing.T, c *cluster) {
 	t.Run("death after lowering", func(t *testing.T) { testDeathAfterLowering(t, c) })
 }
 
-// during lets the queue's pods come while play runs, at least as many as a storm has.
+// during creates the queue's pods while play runs, at least as many as a storm has.
 func (q *podQueue) during(t *testing.T, lasts time.Duration, most int, resources []string, play func(more func() bool)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())

@@ -314,8 +314,8 @@ func testOutage(t *testing.T, c *cluster) {
 	}
 }
 
-// answers waits until the pod answers all requests, even if a part of the cluster is missing. It is not
-// ready for a moment while it takes up an edit.
+// answers waits until the pod answers all requests, even if a part of the cluster is missing. The pod is not
+// ready for a moment while it applies an edit.
 func (c *cluster) answers(t *testing.T, plugin *v1.Pod) {
 	t.Helper()
 	for _, path := range []string{"/healthz", "/readyz", "/status", "/api/v1/status"} {
@@ -421,10 +421,10 @@ func testRollout(t *testing.T, c *cluster) {
 	c.judgeRollouts(t, d, first, ended, len(holders))
 }
 
-// judgeRollouts checks that old and new were ready together each time, that the kubelet had all shares or
-// none, none only between two plugins, and that no pod was refused at any other moment. The kubelet may
-// take the new one's registration before it has heard of the old one's end, so this does not judge the
-// number and length of those moments; test/speed measures Virgate's part.
+// judgeRollouts checks that the old and the new pod were ready together each time, that the kubelet had all
+// shares or none, that it had none only between two plugins, and that it refused no pod at any other moment.
+// The kubelet may process the new plugin's registration before it notices the old one's end, so this does
+// not judge the number and length of those moments; test/speed measures Virgate's part.
 func (c *cluster) judgeRollouts(t *testing.T, d *eventLog, began time.Time, ended []time.Time, holders int) {
 	t.Helper()
 	d.mu.Lock()
@@ -482,10 +482,10 @@ type gap struct {
 	beginsAt, endsAt int
 }
 
-// explains reports whether the kubelet refused the pod because of a gap: in it, or so shortly before or
-// after that it admitted no other pod between. The log has the end of a stream shortly after it, and a list
-// shortly before it counts. An OutOf refusal goes by the kubelet's copy of the node's status, which may be
-// older than the end of one rollout, but not of two.
+// explains reports whether the kubelet refused the pod because of a gap: in the gap, or so shortly before or
+// after it that the kubelet admitted no other pod in between. The log has the end of a stream shortly after
+// it happens, and a list shortly before it counts. An OutOf refusal goes by the kubelet's copy of the node's
+// status, which may be older than the end of one rollout, but not of two.
 func (k *kubeletLog) explains(name string, l *podRecord, rolloutsEnded []time.Time) bool {
 	at, known := k.refused[name]
 	if !known {

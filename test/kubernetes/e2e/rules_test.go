@@ -20,7 +20,7 @@ func testRules(t *testing.T, c *cluster) {
 	c.awaitAllocatable(t, map[string]int64{shared: 4})
 	c.awaitCondition(t, v1.ConditionTrue, "Serving", "exclusive by default: no rule of "+source+" matches: ")
 
-	// The label comes late, and then another pool.
+	// The label is set late, and then changes to another pool.
 	began := time.Now()
 	c.setLabels(t, "", map[string]any{"pool": "a"})
 	c.awaitAllocatable(t, map[string]int64{shared: 16})
@@ -33,7 +33,7 @@ func testRules(t *testing.T, c *cluster) {
 	c.awaitCondition(t, v1.ConditionTrue, "Serving", "time-slicing-10 by rule 2 of "+source+": ")
 	c.awaitSeries(t, plugin, "virgate_config_choice_info", "1", `by="rule"`, `rule="2"`)
 
-	// An edit, a broken one, and the way back.
+	// The rules are edited, broken and restored.
 	rules := "rules:\n- nodeSelector: {pool: a}\n  profile: time-slicing-4\n- nodeSelector: {pool: b}\n  profile: time-slicing-10\n"
 	edited := strings.Replace(rules, "time-slicing-10", "time-slicing-4", 1)
 	c.editProfile(t, configMap, key, edited)

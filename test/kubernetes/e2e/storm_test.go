@@ -26,8 +26,8 @@ type sharingMode struct {
 	shared   bool
 }
 
-// layout is how many devices each of the node's eight GPUs should have in each mode, worked out from a
-// profile by hand.
+// layout is the number of devices that each of the node's eight GPUs should have in each mode, worked out
+// from a profile by hand.
 type layout map[sharingMode][8]int
 
 // alike gives this count to the GPUs from first to last, excluding last.
@@ -51,10 +51,10 @@ func change(from, to layout, resource string) (gives, takes bool) {
 	return gives, takes
 }
 
-// offers is how many of the resource the node has at rest, when pods hold this many devices of each GPU in
-// each mode. What pods hold beyond a smaller number of shares stays allocatable; what they hold in a mode
-// that ends does not. A GPU is offered in its new mode when no pod holds it in another. If a pod holds a
-// GPU alone that is to be shared under the same name, it stays that pod's, and allocatable.
+// offers returns how many of the resource the node has at rest, when pods hold this many devices of each GPU
+// in each mode. Devices held beyond a smaller number of shares stay allocatable; devices held in a mode that
+// ends do not. A GPU is offered in its new mode when no pod holds it in another. If a pod holds a GPU alone
+// that should be shared under the same name, the GPU stays that pod's, and allocatable.
 func (l layout) offers(resource string, held map[sharingMode][8]int) (count int64) {
 	for gpu := range 8 {
 		for _, shared := range []bool{false, true} {
@@ -86,7 +86,7 @@ var stormResources = []string{"nvidia.com/gpu", "nvidia.com/gpu.shared"}
 // stormProfile is one of the example profiles whose number of shares the storm edits.
 type stormProfile struct {
 	name string
-	// shares is the number in the file, edited the other one.
+	// shares is the number in the file, edited the other number.
 	shares, edited int
 	layout         func(shares int) layout
 }
@@ -147,7 +147,8 @@ type storm struct {
 	most          int
 }
 
-// switching is a change of what the node is to offer. shown is when the node's status had all of it.
+// switching is a change of the devices that the node should offer. shown is when the node's status had all
+// of it.
 type switching struct {
 	at, shown time.Time
 	from, to  layout
@@ -380,7 +381,7 @@ func (s *storm) end(t *testing.T) {
 
 // judge checks the event log of a storm. The kubelet may have less of a resource only because of a switch,
 // or because pods ended whose devices the profile no longer has. A pod may be refused only if it was bound
-// when the node's status said more than the kubelet had.
+// while the node's status had more than the kubelet.
 func (s *storm) judge(t *testing.T) {
 	t.Helper()
 	s.events.mu.Lock()
@@ -422,9 +423,9 @@ func (s *storm) judge(t *testing.T) {
 	note("until the health of what pods hold followed a switch, at most", time.Duration(s.monitor.slowest.Load()).Round(time.Millisecond).String())
 }
 
-// overtaken returns why the pod was refused; empty if all sources agreed. The scheduler went by the node's
-// status, the kubelet by its own devices or by its copy of the status, and each of these may be as old as
-// around allows.
+// overtaken returns why the pod was refused; empty if all sources agreed. The scheduler used the node's
+// status, the kubelet its own devices or its copy of the status, and each of these may be as old as around
+// allows.
 func (s *storm) overtaken(l *podRecord) string {
 	from, _ := s.around(l.bound)
 	statuses, states := during(s.events.statuses, from, l.refused), during(s.events.kubeletStates, from, l.refused)
@@ -473,7 +474,7 @@ func (s *storm) falls() []fall {
 	return all
 }
 
-// cause returns why this many of a resource may go at that time.
+// cause returns why the kubelet may have lost this many of a resource at that time.
 func (s *storm) cause(at time.Time, resource string, count int64) string {
 	from, to := s.around(at)
 	for _, each := range slices.Backward(s.switches) {

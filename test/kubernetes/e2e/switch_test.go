@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// testBadProfile asks for impossible profiles, then mends one.
+// testBadProfile chooses impossible profiles, then corrects one.
 func testBadProfile(t *testing.T, c *cluster) {
 	c.createNamespace(t, namespace)
 	c.profiles(t, "faulty", map[string]string{"four": replicas("4"), "edited": replicas("many")})
@@ -111,7 +111,7 @@ func names(pods []*v1.Pod) []string {
 	return found
 }
 
-// testShrink reduces the shares of a GPU on which more are held than it is to have.
+// testShrink reduces the shares of a GPU to fewer than pods hold.
 func testShrink(t *testing.T, c *cluster) {
 	t.Cleanup(func() { c.label(t, "") })
 	c.label(t, "time-slicing-10-packed")

@@ -155,7 +155,7 @@ path = "/bin/true" # 1.18 knows no nvcdi-disable-hooks
 				}
 			})
 		}
-		// The container asks for the rights of MIG, which the versions treat in three different ways.
+		// The container requests the rights of MIG, which the versions treat in three different ways.
 		t.Run("mig.manage, "+title, func(t *testing.T) {
 			c.install(t, "config.default=plugin", "preset=gpu-operator", "node=nvml", "mig.manage=true", "config.name=toolkit", "--cdi-disable-hooks=all")
 			c.awaitAllocatable(t, ways[0].offered)

@@ -58,8 +58,8 @@ func (s *storm) label(t *testing.T, profile, name string) *switching {
 	return &s.switches[len(s.switches)-1]
 }
 
-// testTransitions measures each kind of switch, from the label to the node's status, while pods come and
-// go. None waits for the removal delay. The times only go into the report, because they depend as much on
+// testTransitions measures each kind of switch, from the label to the node's status, while pods come and go.
+// No switch waits for the removal delay. The times only go into the report, because they depend as much on
 // the machine.
 func testTransitions(t *testing.T, c *cluster) {
 	const crowd = 3
@@ -90,11 +90,11 @@ func testTransitions(t *testing.T, c *cluster) {
 	times := map[string][]time.Duration{}
 	for range rounds {
 		for _, kind := range kinds {
-			// The label comes at any moment of the kubelet's status period.
+			// The label is set at any moment of the kubelet's status period.
 			begins := time.Now().Add(s.between(0, time.Second))
 			until(func() bool { return time.Now().After(begins) })
 			each := s.label(t, kind.to, kind.name)
-			// The status is as old as its period: it may count pods that have ended meanwhile.
+			// The status is up to one period old: it may count pods that have ended meanwhile.
 			var right []map[string]int64
 			until(func() bool {
 				right = append(right, s.wanted())
@@ -301,7 +301,7 @@ func onlyMode(l layout) sharingMode {
 	return sharingMode{}
 }
 
-// handovers judges what the monitor saw since a switch away from the mode. Once the kubelet shows no device
+// handovers checks what the monitor saw since a switch away from the mode. Once the kubelet shows no device
 // of a GPU as healthy in the old mode, it must not show one again, and none of them may get another holder.
 // Two pods may have had one before; see alone. It notes how long after the end of its last holder each GPU
 // was offered in the new mode.

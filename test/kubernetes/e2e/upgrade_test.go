@@ -98,9 +98,9 @@ func (c *cluster) restartPlugin(t *testing.T) {
 	})
 }
 
-// unload returns an error that names whoever keeps the driver's module loaded, as the kernel would:
-// processes that have one of its nodes open, for which files stand here, and the programs that open them on
-// a real node.
+// unload returns an error that names what keeps the driver's module loaded, as the kernel would: processes
+// that have one of its nodes open (here, files take the place of the nodes), and the programs that open the
+// nodes on a real node.
 func (c *cluster) unload(t *testing.T, driver string) error {
 	t.Helper()
 	nodes, err := filepath.Glob(filepath.Join(driver, "proc/open/*"))

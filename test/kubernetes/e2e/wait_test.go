@@ -13,12 +13,12 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// since is how long it has been, for the report: no test is judged by it.
+// since returns the elapsed time for the report; no test is judged by it.
 func since(began time.Time) time.Duration {
 	return time.Since(began) //nolint:forbidigo // a note in the report; only make nightly judges one
 }
 
-// took is since as the report writes it.
+// took is since in the format of the report.
 func took(began time.Time) string {
 	return since(began).Round(10 * time.Millisecond).String()
 }

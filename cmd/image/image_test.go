@@ -140,7 +140,8 @@ func TestLibrariesOfAProgram(t *testing.T) {
 	}
 }
 
-// asksForLoader reports whether the program names a dynamic loader, as the kernel sees it.
+// asksForLoader reports whether the program names a dynamic loader in the way that the kernel reads
+// it.
 func asksForLoader(t *testing.T, binary string) bool {
 	t.Helper()
 	program, err := elf.Open(binary)

@@ -273,7 +273,7 @@ func (s *demoNode) playSteps(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// podOf returns a pod with one container that requests that many devices of the resource.
+// podOf returns a pod with one container that requests count devices of the resource.
 func podOf(namespace, name, resource string, count int) simkubelet.Pod {
 	return simkubelet.Pod{
 		Namespace: namespace,

@@ -65,7 +65,7 @@ func (s *demoNode) draw(ctx context.Context) error {
 	return nil
 }
 
-// listed waits until the kubelet may allocate that many of each resource, including those held.
+// listed waits until the kubelet may allocate these numbers of each resource, including those held.
 func (s *demoNode) listed(ctx context.Context, smalls, mediums, larges int) error {
 	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool {
 		return k.Resources[small].Allocatable == smalls && k.Resources[medium].Allocatable == mediums &&

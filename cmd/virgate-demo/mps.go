@@ -104,7 +104,7 @@ func (s *demoNode) switchTo(ctx context.Context, profile string, count int, mess
 	return s.allocatable(ctx, count, message)
 }
 
-// allocatable waits until the kubelet may allocate that many devices, including those held.
+// allocatable waits until the kubelet may allocate count devices, including those held.
 func (s *demoNode) allocatable(ctx context.Context, count int, message string) error {
 	start := time.Now()
 	came, err := s.await(ctx, func(k simkubelet.Snapshot) bool { return k.Resources[gpuResource].Allocatable == count })
@@ -112,7 +112,7 @@ func (s *demoNode) allocatable(ctx context.Context, count int, message string) e
 	return err
 }
 
-// runMPSPod starts a pod with that many shares of one GPU, and prints its limits.
+// runMPSPod starts a pod with this number of shares of one GPU, and prints its limits.
 func (s *demoNode) runMPSPod(ctx context.Context, name string, shares int, percentage string) error {
 	status, err := s.kubelet.AddPod(ctx, podOf("demo", name, gpuResource, shares))
 	if err != nil {
@@ -145,7 +145,7 @@ func (s *demoNode) killMPSDaemon(ctx context.Context) error {
 // serveMPS leaves two pods running that share a GPU by MPS.
 func (s *demoNode) serveMPS(ctx context.Context) error { return s.runByMPS(ctx, 8, "shared by MPS") }
 
-// runByMPS switches to MPS, waits until that many devices are allocatable, and starts two pods.
+// runByMPS switches to MPS, waits until count devices are allocatable, and starts two pods.
 func (s *demoNode) runByMPS(ctx context.Context, count int, message string) error {
 	if err := s.switchTo(ctx, sharedByMPS, count, message); err != nil {
 		return err

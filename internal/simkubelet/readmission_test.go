@@ -124,7 +124,7 @@ func TestReboot(t *testing.T) {
 				if pod.Phase != Running || pod.Containers[0].Env()["DEVICES"] != "a" {
 					t.Errorf("got %+v, want it running with what it had", pod)
 				}
-				// It runs now, so a mere restart does not ask for the plugin.
+				// It runs now, so a mere restart does not call the plugin.
 				if err := errors.Join(r.Restart(r.ctx), r.RestorePods(r.ctx)); err != nil {
 					t.Fatal(err)
 				}

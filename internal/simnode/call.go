@@ -161,7 +161,8 @@ func (n *Node) targetOf(call nvml.Call) (t target) {
 	return t
 }
 
-// target returns what an argument of a call stands for; handle is false if it is not a handle.
+// target returns the object that an argument of a call refers to; handle is false if the argument
+// is not a handle.
 func (n *Node) target(argument any) (t target, handle bool) {
 	switch argument.(type) {
 	case nvml.Device, nvml.GPUInstance, nvml.ComputeInstance:
@@ -229,8 +230,8 @@ func (n driver) instance(gi nvml.GPUInstance) *gpuInstance {
 	return n.node.targets[uint64(gi)].instance
 }
 
-// target is what a handle stands for: a GPU, a GPU instance, a compute instance, or a MIG
-// device, which has no instance here.
+// target is the object of a handle: a GPU, a GPU instance, a compute instance, or a MIG device,
+// which has no instance here.
 type target struct {
 	gpu      *simGPU
 	instance *gpuInstance

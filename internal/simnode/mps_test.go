@@ -97,7 +97,7 @@ func TestMPS(t *testing.T) {
 	if compute, clients := lists(t, n, device); compute != nil || clients != nil {
 		t.Errorf("after the end: compute %v, MPS %v", compute, clients)
 	}
-	if err := n.AddProcess(0, WholeGPU, 100, 0); err != nil { // No client any more.
+	if err := n.AddProcess(0, WholeGPU, 100, 0); err != nil { // No longer a client.
 		t.Fatal(err)
 	}
 	if compute, clients := lists(t, n, device); !slices.Equal(compute, []int{100}) || clients != nil {

@@ -27,7 +27,7 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// cluster is a Kubernetes cluster of one node, with what has been installed on it.
+// cluster is a Kubernetes cluster of one node, with everything that tests have installed on it.
 type cluster struct {
 	work, tools string
 	config      *rest.Config

@@ -159,7 +159,7 @@ func (c *cluster) awaitSlices(t *testing.T, want string) (names []string) {
 	return names
 }
 
-// createClaim makes a claim for that many devices, and a pod that uses it.
+// createClaim creates a claim for this number of devices, and a pod that uses it.
 func (c *cluster) createClaim(t *testing.T, name, expression string, count int64) {
 	t.Helper()
 	request := resourceapi.ExactDeviceRequest{DeviceClassName: draClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}

@@ -49,8 +49,8 @@ func testDRACases(t *testing.T, c *cluster) {
 	c.awaitSeries(t, c.plugin(t), "virgate_claims", "0")
 }
 
-// severalContainers runs a pod of four containers with shares by the old name: one that ends before the
-// others start, a sidecar, and two more; one of these asks for two GPUs.
+// severalContainers runs a pod of four containers with shares by the old name: one that ends before
+// the others start, a sidecar, and two more; one of these requests two GPUs.
 func (c *cluster) severalContainers(t *testing.T) {
 	t.Helper()
 	of := func(name string, count int64) v1.Container {

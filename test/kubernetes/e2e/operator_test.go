@@ -15,7 +15,7 @@ import (
 	"github.com/virgate/virgate/test/await"
 )
 
-// The paths and names by which the GPU Operator's programs meet on the node.
+// The paths and names that the GPU Operator's programs share on the node.
 const (
 	operatorNamespace = "gpu-operator"
 	deployLabel       = "nvidia.com/gpu.deploy.device-plugin"

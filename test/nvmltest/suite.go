@@ -18,7 +18,7 @@ import (
 // Unknown in Expect accepts any number.
 const Unknown = -1
 
-// Expect is what is known about a node in advance.
+// Expect has the facts about a node that the caller knows in advance.
 type Expect struct {
 	// GPUs and Partitions are the numbers on the whole node.
 	GPUs, Partitions int

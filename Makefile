@@ -69,9 +69,9 @@ test-kubernetes: $(if $(TIMES),$(GOTESTSUM)) ## the kubelet's own code, and a re
 	  $(if $(filter api dra,$(SUITES)),&& $(gotest) -vet=off $(stripped) -timeout 30m $(addprefix ./,$(filter api dra,$(SUITES)))) # kube-apiserver is slow to build with -race
 
 compile: # what the tests above link: CI compiles it while the e2e waits
-	go list -export -test $(race) $(detected) >/dev/null
-	go list -export -test $(undetected) ./internal/migchange >/dev/null
-	cd test/kubernetes && go list -export -test $(race) ./kubelet >/dev/null && go list -export -test ./api ./dra >/dev/null && go vet ./...
+	@go list -export -test $(race) $(detected) >/dev/null
+	@go list -export -test $(undetected) ./internal/migchange >/dev/null
+	@cd test/kubernetes && go list -export -test $(race) ./kubelet >/dev/null && go list -export -test ./api ./dra >/dev/null && go vet ./...
 
 nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, switches, soak, bench or a part of e2e
 	@PART='$(PART)' .ci/nightly

@@ -139,11 +139,12 @@ func TestNaivePluginsKillTheKubelet(t *testing.T) {
 			t.Run(test.name+"/"+policy, func(t *testing.T) {
 				b := newNaiveBench(t, policy)
 				n := &naive{careful: test.careful}
-				b.startNaive(n, "naive", many)
+				stop := b.startNaive(n, "naive", many)
 				b.shows(gpu, many, many)
 				ctx, cancel := context.WithCancel(t.Context())
 				var flipping sync.WaitGroup
 				defer flipping.Wait()
+				defer stop() // A dead kubelet reads no more lists, so a list may wait to be sent.
 				defer cancel()
 				flipping.Go(func() {
 					for ctx.Err() == nil {

@@ -38,7 +38,7 @@ func TestConfigManagerLinks(t *testing.T) {
 		{"nothing to choose by", "", nil, "none", "no fallback"},
 		{"a profile", "four", nil, "four", "profile chosen"},
 		{"the same again", "four", nil, "four", ""},
-		{"a profile that is not there", "five", nil, "four", `wants \"five\"`},
+		{"a profile that is not there", "five", nil, "four", `names \"five\"`},
 		{"the same complaint again", "five", nil, "four", ""},
 		{"a broken profile, which the plugin refuses", "broken", nil, "broken", "profile chosen"},
 		{"the empty document", "", []configsource.Fallback{configsource.FallbackEmpty}, "", "profile chosen"},

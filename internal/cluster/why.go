@@ -298,8 +298,9 @@ func deviceNotes(p *corev1.Pod, domain string) (notes []string) {
 		if n := len(shares[unit]); n > 1 {
 			what = fmt.Sprintf("%d shares of %s", n, unit.ID)
 		}
-		notes = append(notes, strings.TrimSpace(
-			fmt.Sprintf("container %s holds %s of %s %s", unit.Container, what, unit.Resource, strings.ToLower(unit.Health))))
+		health := strings.ToLower(unit.Health)
+		note := fmt.Sprintf("container %s holds %s of %s %s", unit.Container, what, unit.Resource, health)
+		notes = append(notes, strings.TrimSpace(note))
 	}
 	return notes
 }

@@ -61,7 +61,7 @@ func testChoice(t *testing.T, s *server) {
 
 	// The key in use is removed from the ConfigMap, then the Node gets another label.
 	s.setProfiles(map[string]string{"two": two, "four": four})
-	f.awaits(t, is(t, "gone", four), `wants "gone"`)
+	f.awaits(t, is(t, "gone", four), `names "gone"`)
 	s.setNode("n1", "two")
 	f.awaits(t, is(t, "two", two), "")
 

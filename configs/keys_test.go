@@ -184,13 +184,13 @@ func TestDocumentKeys(t *testing.T) {
 	}
 }
 
-// TestEveryKeyIsRead checks that each key changes the profile. TestKeysAreUsed in test/repository checks that
-// something uses what is read.
+// TestEveryKeyIsRead checks that each key changes the profile. TestKeysAreUsed in test/repository checks that the
+// program uses each field of the profile.
 func TestEveryKeyIsRead(t *testing.T) {
 	ofEachType := []string{"true", "false", "7", "2s", "2h", "30%", "other", "/other", "other/", "[0]", "{}", "nvidia.com/mig-1g.5gb"}
 	for _, key := range slices.Concat(settingKeys(), documentKeys()) {
 		if key.Path == "version" || key.Type == typeAny {
-			continue // The version has one value; of what is any, nothing is read.
+			continue // The version has one value; the program ignores values of keys of any type.
 		}
 		results := []Config{}
 		for _, value := range slices.Concat(ofEachType, key.Choices, []string{sampleValue(key)}) {

@@ -53,7 +53,7 @@ func TestPartsAreMade(t *testing.T) {
 	var made []string
 	r.OnMake(func(ctx context.Context, unitName string) error {
 		if held := r.View().HeldUnits(); held[unitName].UID == "" {
-			t.Errorf("%s is made for nobody: %v", unitName, held)
+			t.Errorf("%s is made without a claim in the table: %v", unitName, held)
 		}
 		return r.makes(&made)(ctx, unitName)
 	})

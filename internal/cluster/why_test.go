@@ -388,8 +388,8 @@ func TestWhyDetails(t *testing.T) {
 	claimed := &status.DRA{Paths: map[string]units.Path{"gpu-0": units.DRA, "gpu-1": units.LeavingDRA, "gpu-2": units.LeavingPlugin}, Claims: []dra.Claim{
 		{Namespace: "b", Name: "c", Results: []dra.Result{{Device: "gpu-1"}}},
 	}}
-	// surplus is a node whose kubelet counts so many devices, of which the profile has less; page is its status page,
-	// with a GPU of so many faulty shares.
+	// surplus makes a node whose kubelet counts more devices than the profile has; page is its status page, with
+	// faulty shares on one GPU.
 	surplus := func(capacity int64) func(*corev1.Node) {
 		return func(n *corev1.Node) {
 			n.Status.Conditions = []corev1.NodeCondition{{Type: nodestatus.ConditionType, Status: corev1.ConditionTrue}}

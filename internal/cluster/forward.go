@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/moby/spdystream"
 	corev1 "k8s.io/api/core/v1"
@@ -112,7 +113,23 @@ func forward(tunnel net.Conn, port int32) (*forwarded, error) {
 		tunnel:  tunnel,
 		serving: new(sync.WaitGroup),
 	}
-	f.serving.Go(func() { connection.Serve(spdystream.NoOpStreamHandler) })
+	served := make(chan struct{})
+	f.serving.Go(func() {
+		defer close(served)
+		connection.Serve(spdystream.NoOpStreamHandler)
+	})
+	// A kubelet that cannot connect may reset a stream before it replies to it. Spdystream then
+	// waits until somebody takes the reply, and Serve never returns if nobody does
+	// (handleResetFrame in connection.go).
+	takeReply := func(stream *spdystream.Stream) {
+		for errors.Is(stream.WaitTimeout(replyPause), spdystream.ErrTimeout) {
+			select {
+			case <-served:
+				return
+			default:
+			}
+		}
+	}
 	headers := http.Header{}
 	headers.Set(corev1.PortHeader, strconv.Itoa(int(port)))
 	headers.Set(corev1.PortForwardRequestIDHeader, "0")
@@ -121,12 +138,14 @@ func forward(tunnel net.Conn, port int32) (*forwarded, error) {
 	if err != nil {
 		return nil, err
 	}
+	f.serving.Go(func() { takeReply(f.failures) })
 	headers = headers.Clone()
 	headers.Set(corev1.StreamType, corev1.StreamTypeData)
 	f.data, err = connection.CreateStream(headers, nil, false)
 	if err != nil {
 		return nil, err
 	}
+	f.serving.Go(func() { takeReply(f.data) })
 	failure := make(chan error, 1)
 	f.failure = failure
 	f.serving.Go(func() {
@@ -137,6 +156,9 @@ func forward(tunnel net.Conn, port int32) (*forwarded, error) {
 	})
 	return f, nil
 }
+
+// replyPause is how often a stream without a reply is checked for the end of its connection.
+const replyPause = 100 * time.Millisecond
 
 // maxFailure limits how much of the kubelet's error is read, in bytes.
 const maxFailure = 4 << 10

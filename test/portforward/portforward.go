@@ -19,7 +19,11 @@ import (
 )
 
 // Serve answers a request for pods/portforward with a connection to one port of the pod, which dial opens.
-// The client gets dial's error as from the kubelet. Serve returns when the client or the pod has gone.
+// The client gets dial's error as from the kubelet, which writes it and resets both streams. Serve returns
+// when the client or the pod has gone.
+//
+// The kubelet uses a stream while another goroutine still replies to it, so the reset of the data stream can
+// arrive before the reply (k8s.io/cri-streaming, pkg/streaming/portforward/httpstream.go). Here it always does.
 func Serve(w http.ResponseWriter, r *http.Request, dial func(port string) (net.Conn, error)) error {
 	upgrader := websocket.Upgrader{Subprotocols: []string{protocol.WebsocketsSPDYTunnelingPortForwardV1}}
 	socket, err := upgrader.Upgrade(w, r, nil)
@@ -27,12 +31,15 @@ func Serve(w http.ResponseWriter, r *http.Request, dial func(port string) (net.C
 		return err
 	}
 	streams := make(chan httpstream.Stream, 2)
-	take := func(stream httpstream.Stream, replied <-chan struct{}) error {
-		go func() {
-			<-replied
-			streams <- stream
-		}()
-		return nil
+	dialed := make(chan struct{})
+	reply := sync.OnceFunc(func() { close(dialed) })
+	defer reply()
+	take := func(stream httpstream.Stream, _ <-chan struct{}) error {
+		streams <- stream
+		if stream.Headers().Get(corev1.StreamType) == corev1.StreamTypeData {
+			<-dialed
+		}
+		return nil // The reply is sent now.
 	}
 	client, err := spdy.NewServerConnection(portforward.NewTunnelingConnection("server", socket), take)
 	if err != nil {
@@ -55,7 +62,9 @@ func Serve(w http.ResponseWriter, r *http.Request, dial func(port string) (net.C
 	pod, err := dial(data.Headers().Get(corev1.PortHeader))
 	if err != nil {
 		_, _ = fmt.Fprintln(failures, err)
+		_, _ = data.Reset(), failures.Reset()
 	} else {
+		reply()
 		var copying sync.WaitGroup
 		copying.Go(func() { _, _ = io.Copy(pod, data) })
 		gone := make(chan struct{})
@@ -70,6 +79,7 @@ func Serve(w http.ResponseWriter, r *http.Request, dial func(port string) (net.C
 		_ = pod.Close()
 		defer copying.Wait()
 	}
+	reply()
 	_, _ = failures.Close(), data.Close()
 	<-client.CloseChan() // It reads the rest first.
 	return client.Close()

@@ -14,10 +14,11 @@ import (
 // no test depends on a machine's speed.
 const Patience = 5 * time.Minute
 
-// The pause between two checks grows from the first to the last.
+// The pause between two checks grows from the first to the last, because each check can be a request that
+// slows down what it waits for.
 const (
 	firstPause = time.Millisecond
-	lastPause  = 50 * time.Millisecond
+	lastPause  = 200 * time.Millisecond
 )
 
 // errNever marks a condition that can no longer come true.

@@ -20,7 +20,7 @@ func TestCondition(t *testing.T) {
 	}{
 		{"holds at once", false, func(int) error { return nil }, "", 0},
 		{"holds later", false, func(calls int) error {
-			if calls < 20 {
+			if calls < 15 {
 				return errors.New("too few")
 			}
 			return nil

@@ -45,6 +45,29 @@ func install(t *testing.T, root, version string, flags ...string) {
 	must(t, os.Rename(link+".new", link))
 }
 
+// TestFakeDriverThreads checks that the tests' library, like NVIDIA's, may be called from several threads: after
+// the last nvmlShutdown it has no node of the driver open.
+func TestFakeDriverThreads(t *testing.T) {
+	compiler, err := exec.LookPath("cc")
+	if err != nil {
+		t.Skip("no C compiler named cc")
+	}
+	folder := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(folder, "open"), 0o755))
+	for _, node := range []string{"nvidia0", "nvidia1", "nvidiactl"} {
+		must(t, os.WriteFile(filepath.Join(folder, "open", node), nil, 0o600))
+	}
+	program := filepath.Join(folder, "threads")
+	arguments := []string{`-DVERSION="1"`, "-DMAJOR=241", `-DPROC="` + folder + `"`, "-o", program, "testdata/threads.c", "testdata/fake.c", "-lpthread"}
+	if output, err := exec.CommandContext(t.Context(), compiler, arguments...).CombinedOutput(); err != nil {
+		t.Fatalf("cc: %v\n%s", err, output)
+	}
+	output, err := exec.CommandContext(t.Context(), program).CombinedOutput()
+	if got := strings.TrimSpace(string(output)); err != nil || got != "0" {
+		t.Errorf("%s nodes of the driver are open at the end, %v", got, err)
+	}
+}
+
 // capabilities is where fake.c looks for its folder of device nodes.
 const capabilities = "NVIDIA_CAPS"
 

@@ -23,6 +23,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -65,6 +66,8 @@ struct device {
 };
 static struct device slots[2][SLOTS], GPUs[2] = {{.index = 0, .minor = 0}, {.index = 1, .minor = 1}};
 static number opened, sets, registered, fired, serials;
+// lock guards opened and what it keeps open, because programs call the library from several threads.
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 #ifdef PROC
 // The minor number of the capability's node: a fixed table, and the numbers of the GPUs.
@@ -119,7 +122,9 @@ static void hold(number which)
 	static const char *const names[] = {"nvidia0", "nvidia1", "nvidiactl"};
 	char path[4096];
 	snprintf(path, sizeof path, PROC "/open/%s", names[which]);
-	if (held[which] < 0) held[which] = open(path, O_RDONLY | O_CLOEXEC);
+	pthread_mutex_lock(&lock);
+	if (held[which] < 0 && opened > 0) held[which] = open(path, O_RDONLY | O_CLOEXEC);
+	pthread_mutex_unlock(&lock);
 }
 static void let_go(void)
 {
@@ -201,7 +206,9 @@ int nvmlInit_v2(void)
 	if (strcmp(loaded, VERSION))
 		return LIB_RM_VERSION_MISMATCH;
 #endif
+	pthread_mutex_lock(&lock);
 	opened++;
+	pthread_mutex_unlock(&lock);
 	hold(2);
 	return SUCCESS;
 }
@@ -211,7 +218,9 @@ int nvmlShutdown(void)
 #ifdef STUBBORN
 	return UNKNOWN;
 #endif
+	pthread_mutex_lock(&lock);
 	if (--opened == 0) let_go();
+	pthread_mutex_unlock(&lock);
 	return SUCCESS;
 }
 int nvmlSystemGetDriverVersion(char *a, number b) { OPEN; return copy(a, b, VERSION); }

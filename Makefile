@@ -68,7 +68,7 @@ test-kubernetes: $(if $(TIMES),$(GOTESTSUM)) ## the kubelet's own code, and a re
 	cd test/kubernetes && go vet ./... $(if $(filter kubelet,$(SUITES)),&& $(gotest) -vet=off $(race) -timeout 30m ./kubelet) \
 	  $(if $(filter api dra,$(SUITES)),&& $(gotest) -vet=off $(stripped) -timeout 30m $(addprefix ./,$(filter api dra,$(SUITES)))) # kube-apiserver is slow to build with -race
 
-compile: # what the tests above link: CI compiles it while the e2e waits
+compile: # what the tests above link
 	@go list -export -test $(race) $(detected) >/dev/null
 	@go list -export -test $(undetected) ./internal/migchange >/dev/null
 	@cd test/kubernetes && go list -export -test $(race) ./kubelet >/dev/null && go list -export -test ./api ./dra >/dev/null && go vet ./...

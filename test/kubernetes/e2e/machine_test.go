@@ -509,6 +509,7 @@ volumePluginDir: /var/lib/kubelet/volume-plugins
 authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
 nodeStatusUpdateFrequency: 1s
+nodeStatusReportFrequency: 5m
 syncFrequency: 10s
 maxPods: 500
 podsPerCore: 0

@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	protocol "k8s.io/apimachinery/pkg/util/portforward"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/transport"
@@ -30,13 +29,13 @@ import (
 // API server authorizes each connection and the kubelet makes it. It has no listener that others on
 // this machine could use.
 type forwarder struct {
-	api       kubernetes.Interface
+	api       rest.Interface
 	transport *transport.Config
 	tls       *tls.Config
 	proxy     func(*http.Request) (*url.URL, error)
 }
 
-func newForwarder(config *rest.Config, api kubernetes.Interface) (*forwarder, error) {
+func newForwarder(config *rest.Config, api rest.Interface) (*forwarder, error) {
 	f := &forwarder{api: api, proxy: config.Proxy}
 	if f.proxy == nil {
 		f.proxy = utilnet.NewProxierWithNoProxyCIDR(http.ProxyFromEnvironment)
@@ -67,7 +66,7 @@ func (f *forwarder) open(ctx context.Context, pod Pod) (io.ReadWriteCloser, erro
 	if err != nil {
 		return nil, err
 	}
-	address := f.api.CoreV1().RESTClient().Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).
+	address := f.api.Get().Namespace(pod.Namespace).Resource("pods").Name(pod.Name).
 		SubResource("portforward").URL()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), nil)
 	if err != nil {

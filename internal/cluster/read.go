@@ -24,9 +24,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/virgate/virgate/internal/kube"
 	"github.com/virgate/virgate/internal/nodereport"
 	"github.com/virgate/virgate/internal/status"
 )
@@ -62,7 +62,7 @@ type Options struct {
 
 // Client reads from the API server.
 type Client struct {
-	api kubernetes.Interface
+	api rest.Interface
 	// open opens a connection to a pod's status port. It is closed when the context ends.
 	open func(context.Context, Pod) (io.ReadWriteCloser, error)
 	// Lists and Pages count the requests: Lists for lists and access reviews, Pages for status
@@ -72,7 +72,7 @@ type Client struct {
 
 // NewClient returns a Client and does not connect yet.
 func NewClient(config *rest.Config) (*Client, error) {
-	api, err := Clientset(config, "virgate-cluster")
+	api, err := API(config, "virgate-cluster")
 	if err != nil {
 		return nil, err
 	}
@@ -83,19 +83,13 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return &Client{api: api, open: forward.open}, nil
 }
 
-// Clientset returns a client for commands that users run. It has no rate limit, because its callers
+// API returns a client for commands that users run. It has no rate limit, because its callers
 // limit their requests. The API server records the name in its logs and metrics.
-func Clientset(config *rest.Config, name string) (kubernetes.Interface, error) {
+func API(config *rest.Config, name string) (rest.Interface, error) {
 	config = rest.CopyConfig(config)
 	config.UserAgent = name
 	config.ContentType = runtime.ContentTypeJSON
-	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	config.QPS = -1
-	api, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("reach the API server: %w", err)
-	}
-	return api, nil
+	return kube.CoreClient(config)
 }
 
 // Read reads Nodes and pods, and then the status pages. If pods or status pages cannot be read, the
@@ -136,11 +130,17 @@ func (c *Client) Read(ctx context.Context, o Options) (Snapshot, error) {
 	return s, nil
 }
 
-// Pages lists page by page, counts the requests, and calls keep with each page.
-func Pages[L metav1.ListInterface](
+// Pages lists the objects of a resource page by page, counts the requests, and calls keep with each
+// page. With namespace "" it lists all of them.
+func Pages[T any, L interface {
+	*T
+	runtime.Object
+	metav1.ListInterface
+}](
 	ctx context.Context,
 	count *atomic.Int64,
-	list func(context.Context, metav1.ListOptions) (L, error),
+	api rest.Interface,
+	namespace, resource string,
 	selectors metav1.ListOptions,
 	keep func(L),
 ) error {
@@ -148,7 +148,10 @@ func Pages[L metav1.ListInterface](
 	selectors.Limit, selectors.TimeoutSeconds = listLimit, &timeout
 	for {
 		count.Add(1)
-		part, err := list(ctx, selectors)
+		part := L(new(T))
+		err := api.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).
+			VersionedParams(&selectors, metav1.ParameterCodec).Timeout(time.Duration(timeout) * time.Second).
+			Do(ctx).Into(part)
 		if err != nil {
 			return err
 		}
@@ -176,7 +179,7 @@ func (o Options) node(n *corev1.Node) (kept Node, ok bool) {
 }
 
 func (c *Client) nodes(ctx context.Context, o Options) (kept []Node, version string, err error) {
-	err = Pages(ctx, &c.Lists, c.api.CoreV1().Nodes().List, o.nodeSelectors(), func(list *corev1.NodeList) {
+	err = Pages(ctx, &c.Lists, c.api, "", "nodes", o.nodeSelectors(), func(list *corev1.NodeList) {
 		version = list.ResourceVersion
 		for i := range list.Items {
 			if node, ok := o.node(&list.Items[i]); ok {
@@ -196,7 +199,7 @@ func (c *Client) nodes(ctx context.Context, o Options) (kept []Node, version str
 var errNoNode = errors.New("there is no such node, or the selector does not select it")
 
 func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version string, err error) {
-	err = Pages(ctx, &c.Lists, c.api.CoreV1().Pods("").List, o.podSelectors(), func(list *corev1.PodList) {
+	err = Pages(ctx, &c.Lists, c.api, "", "pods", o.podSelectors(), func(list *corev1.PodList) {
 		version = list.ResourceVersion
 		for i := range list.Items {
 			if pod, ok := trimPod(&list.Items[i], o.Domain, o.Namespace); ok {
@@ -211,7 +214,10 @@ func (c *Client) pods(ctx context.Context, o Options) (kept []Pod, version strin
 func (c *Client) mayForward(ctx context.Context, namespace string) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(listTimeout)*time.Second)
 	defer cancel()
-	review := &authorizationv1.SelfSubjectAccessReview{}
+	review := &authorizationv1.SelfSubjectAccessReview{TypeMeta: metav1.TypeMeta{
+		APIVersion: "authorization.k8s.io/v1",
+		Kind:       "SelfSubjectAccessReview",
+	}}
 	review.Spec.ResourceAttributes = &authorizationv1.ResourceAttributes{
 		Verb:        "create", // Kubernetes needs it from 1.35 on; before that, get.
 		Resource:    "pods",
@@ -219,8 +225,15 @@ func (c *Client) mayForward(ctx context.Context, namespace string) string {
 		Namespace:   namespace,
 	}
 	c.Lists.Add(1)
-	answer, err := c.api.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-	if err != nil || answer.Status.Allowed {
+	body, err := json.Marshal(review)
+	if err == nil {
+		body, err = c.api.Post().AbsPath("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews").
+			SetHeader("Accept", runtime.ContentTypeJSON).Body(body).Do(ctx).Raw()
+	}
+	if err == nil {
+		err = json.Unmarshal(body, review)
+	}
+	if err != nil || review.Status.Allowed {
 		return ""
 	}
 	return "you may not get and create pods/portforward in the namespace " + namespace
@@ -428,7 +441,7 @@ func (c *Client) Forecasts(
 ) (map[string]nodereport.Forecast, error) {
 	var pods []Pod
 	own := metav1.ListOptions{LabelSelector: appLabel + "=" + app}
-	err := Pages(ctx, &c.Lists, c.api.CoreV1().Pods(o.Namespace).List, own, func(list *corev1.PodList) {
+	err := Pages(ctx, &c.Lists, c.api, o.Namespace, "pods", own, func(list *corev1.PodList) {
 		for i := range list.Items {
 			pod, _ := trimPod(&list.Items[i], o.Domain, o.Namespace)
 			pods = append(pods, pod)

@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/virgate/virgate/internal/kube"
@@ -368,9 +367,9 @@ func (f *followed[T]) follow(ctx context.Context) {
 			options.FieldSelector = f.selectors.FieldSelector
 			options.Watch = true
 			f.w.client.Lists.Add(1)
-			// The typed client would retry before Follow learns of a failure.
-			return f.w.client.api.CoreV1().RESTClient().Get().MaxRetries(0).Resource(f.what).VersionedParams(&options,
-				scheme.ParameterCodec).Watch(ctx)
+			// client-go would retry before Follow learns of a failure.
+			return f.w.client.api.Get().MaxRetries(0).Resource(f.what).VersionedParams(&options,
+				metav1.ParameterCodec).Watch(ctx)
 		},
 	}, f.what, f, f.w.pace.list, f.w.pace.spread)
 }

@@ -32,7 +32,7 @@ func (c *Client) Why(ctx context.Context, o Options, namespace, name string) (An
 	if a := Why(q); a.State != "waiting" || len(pod.Spec.SchedulingGates) > 0 {
 		return a, nil
 	}
-	err = Pages(ctx, &c.Lists, c.api.CoreV1().Nodes().List, metav1.ListOptions{}, func(nodes *corev1.NodeList) {
+	err = Pages(ctx, &c.Lists, c.api, "", "nodes", metav1.ListOptions{}, func(nodes *corev1.NodeList) {
 		for i := range nodes.Items {
 			q.Nodes = append(q.Nodes, NewCandidate(pod, &nodes.Items[i], o.Domain))
 		}
@@ -40,7 +40,7 @@ func (c *Client) Why(ctx context.Context, o Options, namespace, name string) (An
 	if err != nil {
 		return Answer{}, fmt.Errorf("list nodes: %w", err)
 	}
-	err = Pages(ctx, &c.Lists, c.api.CoreV1().Pods("").List, o.podSelectors(), func(pods *corev1.PodList) {
+	err = Pages(ctx, &c.Lists, c.api, "", "pods", o.podSelectors(), func(pods *corev1.PodList) {
 		for i := range pods.Items {
 			q.add(&pods.Items[i])
 		}
@@ -102,7 +102,7 @@ func (q *Question) add(p *corev1.Pod) {
 // right to list is enough.
 func (c *Client) pod(ctx context.Context, namespace, name string) (found *corev1.Pod, err error) {
 	named := metav1.ListOptions{FieldSelector: "metadata.name=" + name}
-	err = Pages(ctx, &c.Lists, c.api.CoreV1().Pods(namespace).List, named, func(list *corev1.PodList) {
+	err = Pages(ctx, &c.Lists, c.api, namespace, "pods", named, func(list *corev1.PodList) {
 		for i, p := range list.Items {
 			if p.Namespace == namespace && p.Name == name {
 				found = &list.Items[i]
@@ -120,7 +120,7 @@ func (c *Client) pod(ctx context.Context, namespace, name string) (found *corev1
 func (c *Client) notMade(ctx context.Context, namespace, name string) string {
 	var last *corev1.Event
 	failed := metav1.ListOptions{FieldSelector: "reason=FailedCreate"}
-	err := Pages(ctx, &c.Lists, c.api.CoreV1().Events(namespace).List, failed, func(list *corev1.EventList) {
+	err := Pages(ctx, &c.Lists, c.api, namespace, "events", failed, func(list *corev1.EventList) {
 		for _, event := range list.Items {
 			// A Deployment's ReplicaSet is named after it, with a hash.
 			owner := event.InvolvedObject.Name == name || strings.HasPrefix(event.InvolvedObject.Name, name+"-")
@@ -144,8 +144,8 @@ func (c *Client) notMade(ctx context.Context, namespace, name string) string {
 // refusing returns which quotas of the namespace have none left of the domain's resources.
 func (c *Client) refusing(ctx context.Context, namespace, domain string) string {
 	var texts []string
-	quotas := c.api.CoreV1().ResourceQuotas(namespace).List
-	err := Pages(ctx, &c.Lists, quotas, metav1.ListOptions{}, func(list *corev1.ResourceQuotaList) {
+	all := metav1.ListOptions{}
+	err := Pages(ctx, &c.Lists, c.api, namespace, "resourcequotas", all, func(list *corev1.ResourceQuotaList) {
 		for _, quota := range list.Items {
 			texts = append(texts, exhausted(quota, domain)...)
 		}

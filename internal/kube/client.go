@@ -73,6 +73,20 @@ type Client struct {
 
 // NewClient returns a Client and does not connect yet. It knows the types of core/v1 and resource/v1.
 func NewClient(config *rest.Config) (*Client, error) {
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return newSharedConnection(next) })
+	config.ContentType = runtime.ContentTypeProtobuf
+	client, err := CoreClient(config)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{client, 15 * time.Second}, nil
+}
+
+// CoreClient returns client-go's client for core/v1, which also knows the types of resource/v1. It has
+// no rate limit: who makes requests limits them. client-go's typed clients would need the types of all
+// of Kubernetes, which takes half a minute to compile.
+func CoreClient(config *rest.Config) (rest.Interface, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), resourceapi.AddToScheme(scheme),
 		metav1.AddMetaToScheme(scheme)); err != nil {
@@ -80,17 +94,15 @@ func NewClient(config *rest.Config) (*Client, error) {
 	}
 	metav1.AddToGroupVersion(scheme, metav1.SchemeGroupVersion)
 	config = rest.CopyConfig(config)
-	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return newSharedConnection(next) })
-	config.QPS = -1 // Who makes requests limits them.
+	config.QPS = -1
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.APIPath, config.GroupVersion = "/api", &corev1.SchemeGroupVersion
 	client, err := rest.RESTClientFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
-	return &Client{client, 15 * time.Second}, nil
+	return client, nil
 }
 
 // Do makes a request once, and returns when it is answered or Timeout is over. client-go would repeat

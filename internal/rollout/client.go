@@ -19,8 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
@@ -38,6 +36,8 @@ const (
 	atOnce = 16
 	// fieldManager is the field manager that the API server records for these writes.
 	fieldManager = "virgate-rollout"
+	// configMaps are the resource that keeps rollouts.
+	configMaps = "configmaps"
 )
 
 // Client starts and drives rollouts, one at a time.
@@ -52,7 +52,7 @@ type Client struct {
 	// Lists, Watches and Writes count the requests.
 	Lists, Watches, Writes atomic.Int64
 
-	api       kubernetes.Interface
+	api       rest.Interface
 	namespace string
 	// lease is how long this program's lease lasts, outwait how long another's: see drive.go.
 	lease, outwait time.Duration
@@ -61,7 +61,7 @@ type Client struct {
 // NewClient returns a Client and does not connect yet. The namespace is Virgate's own, where
 // rollouts are kept.
 func NewClient(config *rest.Config, namespace, holder string) (*Client, error) {
-	api, err := cluster.Clientset(config, "virgate-rollout")
+	api, err := cluster.API(config, "virgate-rollout")
 	if err != nil {
 		return nil, err
 	}
@@ -83,7 +83,7 @@ func (c *Client) notice(format string, arguments ...any) {
 // list reads all Nodes page by page, and returns the list's version. The API server does not select
 // Nodes, because a rollout can change the very labels that selected them.
 func (c *Client) list(ctx context.Context, keep func(*corev1.Node)) (version string, err error) {
-	err = cluster.Pages(ctx, &c.Lists, c.api.CoreV1().Nodes().List, metav1.ListOptions{}, func(list *corev1.NodeList) {
+	err = cluster.Pages(ctx, &c.Lists, c.api, "", "nodes", metav1.ListOptions{}, func(list *corev1.NodeList) {
 		version = list.ResourceVersion
 		for i := range list.Items {
 			keep(&list.Items[i])
@@ -107,7 +107,8 @@ func (c *Client) get(ctx context.Context, name, domain string) (n Node, found bo
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
 	c.Lists.Add(1)
-	object, err := c.api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	object := &corev1.Node{}
+	err = c.api.Get().Resource("nodes").Name(name).Do(ctx).Into(object)
 	if apierrors.IsNotFound(err) {
 		return Node{}, false, nil
 	}
@@ -151,7 +152,9 @@ func (c *Client) patch(ctx context.Context, n Node, p change) (Node, error) {
 	}
 	body := []byte(encode(map[string]any{"metadata": metadata}))
 	err := c.write(ctx, "change node "+n.Name, func(ctx context.Context) error {
-		object, err := c.api.CoreV1().Nodes().Patch(ctx, n.Name, types.MergePatchType, body, patched)
+		object := &corev1.Node{}
+		err := c.api.Patch(types.MergePatchType).Resource("nodes").Name(n.Name).Param("fieldManager", fieldManager).
+			Body(body).Do(ctx).Into(object)
 		if err == nil {
 			n = nodeOf(object, n.domain)
 		}
@@ -160,8 +163,6 @@ func (c *Client) patch(ctx context.Context, n Node, p change) (Node, error) {
 	return n, err
 }
 
-var patched = metav1.PatchOptions{FieldManager: fieldManager}
-
 // errNone: the rollout does not exist.
 var errNone = errors.New("there is no rollout")
 
@@ -169,7 +170,7 @@ var errNone = errors.New("there is no rollout")
 func (c *Client) plans(ctx context.Context) (plans []plan, err error) {
 	var unread error
 	all := metav1.ListOptions{LabelSelector: PlanLabel}
-	err = cluster.Pages(ctx, &c.Lists, c.configMaps().List, all, func(list *corev1.ConfigMapList) {
+	err = cluster.Pages(ctx, &c.Lists, c.api, c.namespace, configMaps, all, func(list *corev1.ConfigMapList) {
 		for i := range list.Items {
 			p, err := planOf(&list.Items[i])
 			unread = cmp.Or(unread, err)
@@ -193,7 +194,8 @@ func (c *Client) plan(ctx context.Context, id string) (plan, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTime)
 	defer cancel()
 	c.Lists.Add(1)
-	object, err := c.configMaps().Get(ctx, planName+id, metav1.GetOptions{})
+	object := &corev1.ConfigMap{}
+	err := c.api.Get().Namespace(c.namespace).Resource(configMaps).Name(planName + id).Do(ctx).Into(object)
 	if apierrors.IsNotFound(err) {
 		return plan{}, fmt.Errorf("%w %s in the namespace %s", errNone, id, c.namespace)
 	}
@@ -203,17 +205,12 @@ func (c *Client) plan(ctx context.Context, id string) (plan, error) {
 	return planOf(object)
 }
 
-func (c *Client) configMaps() typedv1.ConfigMapInterface {
-	return c.api.CoreV1().ConfigMaps(c.namespace)
-}
-
 // create creates the ConfigMap, and returns the plan as stored.
 func (c *Client) create(ctx context.Context, p plan) (plan, error) {
-	var object *corev1.ConfigMap
-	err := c.write(ctx, "keep the rollout in the namespace "+c.namespace, func(ctx context.Context) (err error) {
-		created := metav1.CreateOptions{FieldManager: fieldManager}
-		object, err = c.configMaps().Create(ctx, p.configMap(c.namespace), created)
-		return err
+	object := &corev1.ConfigMap{}
+	err := c.write(ctx, "keep the rollout in the namespace "+c.namespace, func(ctx context.Context) error {
+		return c.api.Post().Namespace(c.namespace).Resource(configMaps).Param("fieldManager", fieldManager).
+			Body(p.configMap(c.namespace)).Do(ctx).Into(object)
 	})
 	if apierrors.IsAlreadyExists(err) {
 		found, err := c.plan(ctx, p.ID)
@@ -234,10 +231,10 @@ func (c *Client) create(ctx context.Context, p plan) (plan, error) {
 // patchPlan changes the ConfigMap if it is still at p's version, and returns the changed plan.
 func (c *Client) patchPlan(ctx context.Context, p plan, data map[string]string) (plan, error) {
 	body := []byte(encode(map[string]any{"metadata": map[string]any{"resourceVersion": p.version}, "data": data}))
-	var object *corev1.ConfigMap
-	err := c.write(ctx, "change rollout "+p.ID, func(ctx context.Context) (err error) {
-		object, err = c.configMaps().Patch(ctx, planName+p.ID, types.MergePatchType, body, patched)
-		return err
+	object := &corev1.ConfigMap{}
+	err := c.write(ctx, "change rollout "+p.ID, func(ctx context.Context) error {
+		return c.api.Patch(types.MergePatchType).Namespace(c.namespace).Resource(configMaps).Name(planName+p.ID).
+			Param("fieldManager", fieldManager).Body(body).Do(ctx).Into(object)
 	})
 	if err != nil {
 		return p, err
@@ -247,9 +244,10 @@ func (c *Client) patchPlan(ctx context.Context, p plan, data map[string]string) 
 
 // delete removes the ConfigMap if it is still at p's version.
 func (c *Client) delete(ctx context.Context, p plan) error {
-	still := metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &p.version}}
+	still := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &p.version}}
 	return c.write(ctx, "delete rollout "+p.ID, func(ctx context.Context) error {
-		return c.configMaps().Delete(ctx, planName+p.ID, still)
+		return c.api.Delete().Namespace(c.namespace).Resource(configMaps).Name(planName + p.ID).Body(still).
+			Do(ctx).Error()
 	})
 }
 
@@ -442,31 +440,26 @@ func (c *Client) followNodes(ctx context.Context, s *store) {
 		list.ResourceVersion = version
 		return list, err
 	}
-	c.follow(ctx, "nodes", list, c.api.CoreV1().Nodes().Watch, nodeStore{s})
+	c.follow(ctx, "nodes", "", "nodes", "", list, nodeStore{s})
 }
 
 // followPlan keeps the store's plan up to date until ctx ends.
 func (c *Client) followPlan(ctx context.Context, s *store, id string) {
 	named := "metadata.name=" + planName + id
 	list := func(ctx context.Context) (all runtime.Object, err error) {
-		err = cluster.Pages(ctx, &c.Lists, c.configMaps().List, metav1.ListOptions{FieldSelector: named},
-			func(list *corev1.ConfigMapList) { all = list })
+		err = cluster.Pages(ctx, &c.Lists, c.api, c.namespace, configMaps,
+			metav1.ListOptions{FieldSelector: named}, func(list *corev1.ConfigMapList) { all = list })
 		return all, err
 	}
-	watch := func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-		options.FieldSelector = named
-		return c.configMaps().Watch(ctx, options)
-	}
 	what := fmt.Sprintf("rollout %s, a ConfigMap of the namespace %s", id, c.namespace)
-	c.follow(ctx, what, list, watch, planStore{s})
+	c.follow(ctx, what, c.namespace, configMaps, named, list, planStore{s})
 }
 
-// follow lists and watches objects of one kind until ctx ends.
+// follow lists and watches objects of one kind until ctx ends. With selector "" it watches all of them.
 func (c *Client) follow(
 	ctx context.Context,
-	what string,
+	what, namespace, resource, selector string,
 	list func(context.Context) (runtime.Object, error),
-	watches func(context.Context, metav1.ListOptions) (watch.Interface, error),
 	into kube.Store,
 ) {
 	kube.Follow(ctx, cache.ListWatch{
@@ -475,7 +468,9 @@ func (c *Client) follow(
 		},
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			c.Watches.Add(1)
-			return watches(ctx, options)
+			options.FieldSelector, options.Watch = selector, true
+			return c.api.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource).
+				VersionedParams(&options, metav1.ParameterCodec).Watch(ctx)
 		},
 	}, what, into, listTime, spread)
 }

@@ -25,6 +25,8 @@ race = $(shell go build -race runtime/cgo 2>/dev/null && echo -race)
 # floods of test/hostile have it in the nightly run only, because it makes them three to five times as slow.
 pure = ./mig/... ./sharing/... ./configs/... ./internal/dra/... ./internal/features/...
 processes = $(addprefix ./test/,gpu mps page program prometheus repository speed) $(if $(filter 1,$(LONG)),,./test/scenario ./test/hostile)
+# These wait longest, so they begin first.
+first = $(addprefix ./,internal/agent test/scenario test/page plugin test/hostile)
 chosen = $(shell go list $(PACKAGES))
 undetected = $(filter $(shell go list $(pure) $(processes)),$(chosen))
 detected = $(filter-out $(undetected),$(chosen))
@@ -56,7 +58,7 @@ cross: # it compiles for a Mac, with LONG=1 for each system that people run it o
 
 # CI sets SPLIT: what test-race runs with the detector, test leaves out, and the other way round.
 test: $(if $(TIMES),$(GOTESTSUM)) ## all tests but the long ones, in 2 min or so; needs Go alone
-	$(gotest) $(if $(SPLIT),,-short) -vet=off -p 4 $(stripped) -timeout 30m $(if $(SPLIT),$(undetected),./...) # lint vets; -p 4 because many tests wait
+	$(gotest) $(if $(SPLIT),,-short) -vet=off -p 4 $(stripped) -timeout 30m $(if $(SPLIT),$(undetected),$(first) ./...) # lint vets; -p 4 because many tests wait
 
 test-race: $(if $(TIMES),$(GOTESTSUM)) ## all tests, floods, leaks and a short soak too, with the race detector where there is a C compiler
 	@[ '$(race)' ] || { echo 'race detector off: no C compiler, or CGO_ENABLED=0' >&2; [ '$(RACE)' != required ]; }

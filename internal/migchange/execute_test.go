@@ -76,13 +76,17 @@ func TestChange(t *testing.T) {
 	}
 }
 
+// few reports whether exhaustive tests play only some of their cases: in make test, and with the race detector.
+// make test-race plays all of them without it.
+func few() bool { return raceDetector || testing.Short() }
+
 // TestKilled ends the program before and after each write of the driver and of the journal, and starts another.
 // Before that one registers, the GPU has the wanted layout or the old one. Reads change nothing, so a kill at a
-// read equals a kill before the next write. With the race detector one change is enough.
+// read equals a kill before the next write. For few, one change is enough.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	cases := layoutChanges
-	if raceDetector {
+	if few() {
 		cases = layoutChanges[3:4]
 	}
 	for _, c := range cases {
@@ -160,7 +164,7 @@ func TestDriverErrors(t *testing.T) {
 	codes := returnCodes(t)
 	// The other cases handle errors in the same way.
 	cases := layoutChanges[1:5]
-	if raceDetector {
+	if few() {
 		cases, codes = layoutChanges[3:5], []nvml.Return{nvml.NoPermission, nvml.Timeout, nvml.ResetRequired, nvml.InUse}
 	}
 	for _, c := range cases {
@@ -239,7 +243,7 @@ func TestDriverReadErrors(t *testing.T) {
 		"DeviceGetGraphicsRunningProcesses", "DeviceGetMPSComputeRunningProcesses",
 	}
 	codes := returnCodes(t)
-	if raceDetector {
+	if few() {
 		codes = []nvml.Return{nvml.NotFound}
 	}
 	c := layoutChanges[1]

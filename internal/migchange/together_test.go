@@ -367,7 +367,7 @@ func TestKeepsCapacity(t *testing.T) {
 func TestKilledWithSeveralUnderWay(t *testing.T) {
 	t.Parallel()
 	step := repeat.Times(3, 1)
-	if raceDetector {
+	if few() {
 		step *= 3
 	}
 	for _, late := range []bool{false, true} {

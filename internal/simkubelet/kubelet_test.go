@@ -10,6 +10,7 @@ import (
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/shortdir"
 )
 
@@ -57,13 +58,17 @@ func TestRunLeavesNoGoroutine(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	stacks := make([]byte, 1<<20)
-	stacks = stacks[:runtime.Stack(stacks, true)]
-	for goroutine := range strings.SplitSeq(string(stacks), "\n\n") {
-		if strings.Contains(goroutine, "simkubelet.(*Kubelet)") {
-			t.Errorf("still there: %s", goroutine)
+	// A goroutine that was waited for may not have ended completely.
+	await.Until(t, "the end of the kubelet's goroutines", func() error {
+		stacks := make([]byte, 1<<20)
+		stacks = stacks[:runtime.Stack(stacks, true)]
+		for goroutine := range strings.SplitSeq(string(stacks), "\n\n") {
+			if strings.Contains(goroutine, "simkubelet.(*Kubelet)") {
+				return errors.New(goroutine)
+			}
 		}
-	}
+		return nil
+	})
 	if err := r.Start(t.Context()); !errors.Is(err, errEnded) {
 		t.Errorf("Start after Run: %v", err)
 	}

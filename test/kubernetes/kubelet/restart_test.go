@@ -12,6 +12,7 @@ import (
 
 	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/await"
 	deviceplugin "k8s.io/kubernetes/pkg/kubelet/cm/devicemanager/plugin/v1beta1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 )
@@ -236,9 +237,13 @@ func TestStop(t *testing.T) {
 				<-asked
 			}
 			v.stop(t) // While the answer of a silent kubelet is outstanding.
-			if left := virgateGoroutines(); left != "" {
-				t.Errorf("left behind: %s", left)
-			}
+			// A goroutine that was waited for may not have ended completely.
+			await.Until(t, "the end of Virgate's goroutines", func() error {
+				if left := virgateGoroutines(); left != "" {
+					return errors.New(left)
+				}
+				return nil
+			})
 			if left, err := filepath.Glob(filepath.Join(b.dir, "virgate-*.sock")); err != nil || len(left) > 0 {
 				t.Errorf("left behind: %v, %v", left, err)
 			}

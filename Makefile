@@ -32,7 +32,7 @@ undetected = $(filter $(shell go list $(pure) $(processes)),$(chosen))
 detected = $(filter-out $(undetected),$(chosen))
 # gotest is go test. Where TIMES names a folder, as in CI, each run keeps its tests' times there.
 gotest = $(if $(TIMES),$(GOTESTSUM) --format standard-quiet --hide-summary skipped --jsonfile-timing-events "$$(mktemp $(TIMES)/XXXXXX)" --,go test)
-many = -vet=off -p 4 -parallel 6 # lint vets; many tests wait, so more than the processors run at once
+flags = -vet=off -p 4 -parallel 6 # lint vets; many tests wait, so more than the processors run at once
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
@@ -58,13 +58,13 @@ cross: # it compiles for a Mac, with LONG=1 for each system that people run it o
 	  CGO_ENABLED=0 GOOS=$${system%/*} GOARCH=$${system#*/} go list -export ./cmd/kubectl-virgate >/dev/null; done
 
 # CI sets SPLIT: what test-race runs with the detector, test leaves out, and the other way round.
-test: $(if $(TIMES),$(GOTESTSUM)) ## all tests but the long ones, in 2 min or so; needs Go alone
-	$(gotest) $(if $(SPLIT),,-short) $(many) $(stripped) -timeout 30m $(if $(SPLIT),$(undetected),$(first) ./...)
+test: $(if $(TIMES),$(GOTESTSUM)) ## all tests but the long ones, in 2 min or so, 4 the first time; needs Go alone
+	$(gotest) $(if $(SPLIT),,-short) $(flags) $(stripped) -timeout 30m $(if $(SPLIT),$(undetected),$(first) ./...)
 
 test-race: $(if $(TIMES),$(GOTESTSUM)) ## all tests, floods, leaks and a short soak too, with the race detector where there is a C compiler
 	@[ '$(race)' ] || { echo 'race detector off: no C compiler, or CGO_ENABLED=0' >&2; [ '$(RACE)' != required ]; }
-	$(if $(detected),$(gotest) $(race) $(many) $(stripped) -timeout 30m $(detected))
-	$(if $(SPLIT),,$(if $(undetected),$(gotest) $(many) $(stripped) -timeout 30m $(undetected)))
+	$(if $(detected),$(gotest) $(race) $(flags) $(stripped) -timeout 30m $(detected))
+	$(if $(SPLIT),,$(if $(undetected),$(gotest) $(flags) $(stripped) -timeout 30m $(undetected)))
 	$(gotest) -vet=off $(stripped) -run 'TestDriver(Read)?Errors|TestKilled' ./internal/migchange # each call with each code and each kill, which takes ten times as long with the detector
 
 test-kubernetes: $(if $(TIMES),$(GOTESTSUM)) ## the kubelet's own code, and a real API server; their first builds take 10 to 20 min

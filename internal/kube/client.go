@@ -84,8 +84,8 @@ func NewClient(config *rest.Config) (*Client, error) {
 }
 
 // CoreClient returns client-go's client for core/v1, which also knows the types of resource/v1. It has
-// no rate limit: who makes requests limits them. client-go's typed clients would need the types of all
-// of Kubernetes, which takes half a minute to compile.
+// no rate limit: who makes requests limits them. client-go's typed clients need the types of all of
+// Kubernetes, 200 packages more to compile.
 func CoreClient(config *rest.Config) (rest.Interface, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(corev1.AddToScheme(scheme), resourceapi.AddToScheme(scheme),

@@ -82,11 +82,11 @@ func few() bool { return raceDetector || testing.Short() }
 
 // TestKilled ends the program before and after each write of the driver and of the journal, and starts another.
 // Before that one registers, the GPU has the wanted layout or the old one. Reads change nothing, so a kill at a
-// read equals a kill before the next write. For few, one change is enough.
+// read equals a kill before the next write.
 func TestKilled(t *testing.T) {
 	t.Parallel()
 	cases := layoutChanges
-	if few() {
+	if few() { // One change goes through all of this code.
 		cases = layoutChanges[3:4]
 	}
 	for _, c := range cases {

@@ -61,7 +61,7 @@ func newTimedMIGRig(t *testing.T, node string, profile sharing.Profile, timing p
 		t.Cleanup(func() { _ = sight.Close() })
 		n := nvml.NewNode(sim, nvml.Options{Logger: log})
 		r.options.Node, r.options.ConfigSource, r.options.Logger, r.options.Kubelet = n, c.policy, log, sight
-		c.seen = &seeing{sight, make(chan []sharing.Allocation, 1)}
+		c.seen = &seeing{Kubelet: sight, held: make(chan []sharing.Allocation, 1)}
 		c.managing = plugin.Options{Dir: dir, Kubelet: c.seen, Logger: log, Timing: timing}
 		r.options.Plugin = plugin.NewManager(c.managing)
 		r.options.Partitioner, r.options.CloseHandles = nvml.NewPartitioner(sim, n.PauseEvents), n.PauseEvents
@@ -298,13 +298,30 @@ func (c *migRig) serveUntil(t *testing.T, journal migchange.Store) (program *age
 // pod is waited for. The pod that stays keeps its partition, and the layout is complete in the end.
 func TestKubeletRestarts(t *testing.T) {
 	t.Parallel()
-	phases := map[string]func(nodereport.GPULayout) bool{
-		"withdrawing": func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutPending },
-		"cutting":     func(l nodereport.GPULayout) bool { return l.Reason == "partitions are being made" },
-		"waiting":     func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutBlocked },
-	}
-	for name, reached := range phases {
-		t.Run(name, func(t *testing.T) {
+	for _, phase := range []struct {
+		name    string
+		reached func(nodereport.GPULayout) bool
+		// hold makes the phase last until the function that it returns is called.
+		hold func(*migRig) (end func())
+	}{
+		{
+			"withdrawing", func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutPending },
+			func(c *migRig) func() {
+				c.seen.blind.Lock()
+				return c.seen.blind.Unlock
+			},
+		},
+		{
+			"cutting", func(l nodereport.GPULayout) bool { return l.Reason == "partitions are being made" },
+			func(c *migRig) func() {
+				ended := make(chan struct{})
+				c.sim.InjectFault("GpuInstanceCreateComputeInstance", simnode.Fault{Return: nvml.Success, Until: ended, Times: 1})
+				return func() { close(ended) }
+			},
+		},
+		{"waiting", func(l nodereport.GPULayout) bool { return l.State == nodereport.LayoutBlocked }, nil},
+	} {
+		t.Run(phase.name, func(t *testing.T) {
 			c := newMIGRig(t, "h100+all-1g.10gb", layoutNamed("all-1g.10gb"))
 			c.awaitAllocatable(oneG, 7)
 			pods := map[string]string{}
@@ -315,16 +332,20 @@ func TestKubeletRestarts(t *testing.T) {
 				}
 				pods[pod] = status.Containers[0].Devices(oneG)[0]
 			}
-			// Slow enough to be met.
-			c.sim.InjectFault("GpuInstanceCreateComputeInstance", simnode.Fault{Return: nvml.Success, Delay: 300 * time.Millisecond, Times: 1})
+			end := func() {}
+			if phase.hold != nil {
+				end = sync.OnceFunc(phase.hold(c))
+				t.Cleanup(end)
+			}
 			c.want("all-balanced")
-			c.awaitLayouts(name, func(l nodereport.GPULayout) bool { return l.Wanted == "all-balanced" && reached(l) })
+			c.awaitLayouts(phase.name, func(l nodereport.GPULayout) bool { return l.Wanted == "all-balanced" && phase.reached(l) })
 			if err := c.kubelet.Restart(c.ctx); err != nil {
 				t.Fatal(err)
 			}
 			if err := c.kubelet.RestorePods(c.ctx); err != nil {
 				t.Fatal(err)
 			}
+			end()
 			c.awaitLayout("all-balanced", nodereport.LayoutBlocked)
 			c.awaitAllocatable(threeG, 1)
 			gpus, err := nvml.Scan(c.sim)

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"flag"
+	"sync"
 	"testing"
 	"time"
 
@@ -150,13 +151,17 @@ func (c *migRig) holder(name, resource string) string {
 	}
 }
 
-// seeing is the plugin manager's view of the kubelet. held has the last reading.
+// seeing is the plugin manager's view of the kubelet. held has the last reading; while a test has locked
+// blind, there is no other.
 type seeing struct {
 	plugin.Kubelet
-	held chan []sharing.Allocation
+	held  chan []sharing.Allocation
+	blind sync.RWMutex
 }
 
 func (s *seeing) Held(ctx context.Context) ([]sharing.Allocation, error) {
+	s.blind.RLock()
+	defer s.blind.RUnlock()
 	held, err := s.Kubelet.Held(ctx)
 	select {
 	case <-s.held:

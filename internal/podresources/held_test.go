@@ -108,7 +108,11 @@ func TestHeldFromOneSource(t *testing.T) {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "kubelet.sock"), nil, 0o600); err != nil {
+		socket := filepath.Join(dir, "kubelet.sock") // Its time is the kubelet's start.
+		if err := os.WriteFile(socket, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(socket, started, started); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -268,15 +268,19 @@ func (c *cluster) awaitUnschedulable(t *testing.T, name string) {
 		if err != nil {
 			return err
 		}
-		for _, condition := range got.Status.Conditions {
-			if condition.Type == v1.PodScheduled && condition.Reason == v1.PodReasonUnschedulable {
-				return nil
-			}
+		if unschedulable(got) {
+			return nil
 		}
 		if got.Status.Phase != v1.PodPending {
 			return await.Never("it is %s: %s: %s", got.Status.Phase, got.Status.Reason, got.Status.Message)
 		}
 		return errors.New("nobody has looked yet")
+	})
+}
+
+func unschedulable(pod *v1.Pod) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(condition v1.PodCondition) bool {
+		return condition.Type == v1.PodScheduled && condition.Reason == v1.PodReasonUnschedulable
 	})
 }
 

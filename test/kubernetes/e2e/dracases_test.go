@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -144,8 +145,20 @@ func (c *cluster) foreignClass(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(remove)
-	c.create(t, pod("by-foreign-class", shared, 1))
-	c.awaitUnschedulable(t, "by-foreign-class")
+	// The scheduler watches pods and classes separately, so it may see the pod before the class.
+	c.await(t, "pod by-foreign-class to wait for a device", func() error {
+		got, err := c.client.CoreV1().Pods(workspace).Get(t.Context(), "by-foreign-class", metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			c.create(t, pod("by-foreign-class", shared, 1))
+			return errors.New("just created")
+		case err != nil || unschedulable(got):
+			return err
+		case got.Spec.NodeName != "" && got.DeletionTimestamp == nil:
+			err = c.client.CoreV1().Pods(workspace).Delete(t.Context(), got.Name, metav1.DeleteOptions{})
+		}
+		return errors.Join(err, fmt.Errorf("it is %s on node %q", got.Status.Phase, got.Spec.NodeName))
+	})
 	c.runClaim(t, "beside-foreign-class", "") // Claims name their class.
 	c.undisturbed(t, before)
 	remove()

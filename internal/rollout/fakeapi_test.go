@@ -278,6 +278,9 @@ func (a *api) change(w http.ResponseWriter, r *http.Request, path, name string) 
 	if got := r.Header.Get("Content-Type"); err != nil || got != cmp.Or(want[r.Method], "application/json") {
 		a.t.Errorf("%s %s: %v, %s", r.Method, r.URL.Path, err, got)
 	}
+	if got := r.URL.Query().Get("fieldManager"); got != fieldManager && r.Method != http.MethodDelete {
+		a.t.Errorf("%s %s: field manager %q", r.Method, r.URL.Path, got)
+	}
 	metadata, _ := body["metadata"].(map[string]any)
 	if r.Method == http.MethodPost {
 		name, _ = metadata["name"].(string)

@@ -27,7 +27,7 @@ const Patience = await.Patience
 // something changes that the test itself has read.
 func Build(dir, name string) (string, error) {
 	path := filepath.Join(dir, name)
-	arguments := []string{"build", "-buildvcs=false", "-o", path}
+	arguments := []string{"build", "-buildvcs=false", "-ldflags", "-s -w", "-o", path}
 	if RaceDetector() {
 		arguments = append(arguments, "-race")
 	}

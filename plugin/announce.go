@@ -128,7 +128,10 @@ func (r *reconciler) leave() {
 	}
 	for _, written := range r.announceNow(context.Background(), notices) {
 		if written {
-			wake.Sleep(context.Background(), boundPause)
+			end := r.options.Now().Add(boundPause)
+			for left := boundPause; left > 0; left = end.Sub(r.options.Now()) {
+				wake.Sleep(context.Background(), left)
+			}
 			return
 		}
 	}

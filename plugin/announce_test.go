@@ -113,6 +113,7 @@ func newAnnouncedBench(t *testing.T, still bool) (*bench, *apiServer) {
 		}
 	})
 	a.bench = b
+	t.Cleanup(a.goOn)
 	b.manager.Apply(plan(gpu, 8, 1))
 	b.shows(gpu, 8, 8)
 	awaitStatus(t, b, "the first list is applied", func() bool {
@@ -309,7 +310,7 @@ func TestWaitingIsNotWithdrawn(t *testing.T) {
 // before still get theirs.
 func TestEndIsAnnounced(t *testing.T) {
 	t.Parallel()
-	b, a := newAnnouncedBench(t, false)
+	b, a := newAnnouncedBench(t, true)
 	a.await(t, "the first list is announced", last("8 of 8"))
 	a.hang(t)
 	ended := make(chan struct{})
@@ -322,6 +323,7 @@ func TestEndIsAnnounced(t *testing.T) {
 	b.mustPod("bound-just-before", gpu, 2)
 	a.answer <- nil
 	b.mustPod("on-its-way", gpu, 2)
+	a.goOn()
 	<-ended
 	b.await(func(k simkubelet.Snapshot) bool { return k.Resources[gpu].Allocatable == 0 })
 }

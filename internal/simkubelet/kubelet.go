@@ -31,8 +31,8 @@ type Kubelet struct {
 	admission *semaphore.Weighted
 
 	mu sync.Mutex
-	// changed is closed and replaced whenever something changes.
-	changed chan struct{}
+	// waits are the conditions of Await that have not been met yet.
+	waits map[*wait]bool
 	// process is nil while the kubelet is stopped.
 	process   *process
 	ended     bool
@@ -50,7 +50,7 @@ func New(options Options) *Kubelet {
 	return &Kubelet{
 		options:   options,
 		logger:    options.Logger.With("component", "simkubelet"),
-		changed:   make(chan struct{}),
+		waits:     map[*wait]bool{},
 		lifecycle: semaphore.NewWeighted(1),
 		admission: semaphore.NewWeighted(1),
 		pods:      map[podKey]*pod{},
@@ -153,13 +153,18 @@ func (k *Kubelet) StopContainers() {
 	}
 }
 
-// lock and unlock enclose every change. unlock makes each Await check again and reports new
-// violations.
+// lock and unlock enclose every change. unlock checks the condition of each Await, and reports the change
+// and new violations.
 func (k *Kubelet) lock() { k.mu.Lock() }
 
 func (k *Kubelet) unlock() {
-	close(k.changed)
-	k.changed = make(chan struct{})
+	if len(k.waits) > 0 || k.options.OnChange != nil {
+		snapshot := k.snapshot()
+		if k.options.OnChange != nil {
+			k.options.OnChange(snapshot)
+		}
+		k.check(snapshot)
+	}
 	fresh := k.violations[k.delivered:]
 	k.delivered = len(k.violations)
 	k.mu.Unlock()
@@ -190,6 +195,9 @@ type Options struct {
 	// OnViolation is called for each violation, with no lock held. The method Violations returns
 	// them too.
 	OnViolation func(message string)
+	// OnChange is called for every change, with the kubelet's lock held: it must neither block nor
+	// call the kubelet.
+	OnChange func(Snapshot)
 	// OnEvent is called for every Event, in order, with the kubelet's lock held: it must neither
 	// block nor call the kubelet.
 	OnEvent func(event Event)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -374,6 +375,26 @@ func TestStatusIsPublishedByItself(t *testing.T) {
 	p := r.startPlugin(gpu, "a.sock", healthy("a")...)
 	p.server.Stop()
 	r.awaitCounts(gpu, 0, 0)
+}
+
+// TestAwaitMissesNoState checks that a state is seen even if it is over before the caller of Await runs again.
+func TestAwaitMissesNoState(t *testing.T) {
+	r := startRig(t, Options{})
+	r.startPlugin(gpu, "a.sock", healthy("a")...)
+	looked, seen := make(chan struct{}), make(chan error, 1)
+	go func() {
+		once := sync.OnceFunc(func() { close(looked) })
+		seen <- r.Await(r.ctx, func(s Snapshot) bool {
+			once()
+			return len(s.Pods) == 1
+		})
+	}()
+	<-looked
+	r.add(oneContainer("pod", 1))
+	r.remove("default", "pod")
+	if err := <-seen; err != nil {
+		t.Error(err)
+	}
 }
 
 func TestAwaitEndsWithContext(t *testing.T) {

@@ -69,21 +69,41 @@ func (k *Kubelet) Violations() []string {
 	return slices.Clone(k.violations)
 }
 
-// Await blocks until the condition holds for the kubelet's state. It checks the condition after
-// changes, and may miss a state that lasted only briefly. Its error wraps the context's and
-// contains the last state.
+// wait is a call of Await. met is closed when the condition has been true.
+type wait struct {
+	condition func(Snapshot) bool
+	met       chan struct{}
+}
+
+// Await blocks until the condition holds for the kubelet's state. It is checked now and at every
+// change, with the kubelet's lock held, so it must neither block nor call the kubelet. No state is too
+// brief to be seen. The error wraps the context's and contains the last state.
 func (k *Kubelet) Await(ctx context.Context, condition func(Snapshot) bool) error {
-	for {
-		k.mu.Lock()
-		snapshot, changed := k.snapshot(), k.changed
-		k.mu.Unlock()
-		if condition(snapshot) {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("await kubelet state: %w; last: %s", ctx.Err(), snapshot)
+	w := &wait{condition, make(chan struct{})}
+	k.mu.Lock()
+	k.waits[w] = true
+	k.check(k.snapshot())
+	k.mu.Unlock()
+	select {
+	case <-w.met:
+		return nil
+	case <-ctx.Done():
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.waits[w] {
+		return nil
+	}
+	delete(k.waits, w)
+	return fmt.Errorf("await kubelet state: %w; last: %s", ctx.Err(), k.snapshot())
+}
+
+// check ends each Await whose condition holds. The caller holds the lock.
+func (k *Kubelet) check(snapshot Snapshot) {
+	for w := range k.waits {
+		if w.condition(snapshot) {
+			close(w.met)
+			delete(k.waits, w)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/rogpeppe/go-internal/testscript"
@@ -29,21 +30,21 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"exits": command((*call).exits),
 
 		// start [@NAME] [VARIABLE=VALUE…] NODE [PROFILE] [--FLAG…]: virgate run.
-		"start": command((*call).start),
+		"start": acts((*call).start),
 		// terminate [@NAME]: SIGTERM, and exit code 0. Until the end it must not run into a deadline.
-		"terminate": command((*call).terminate),
+		"terminate": acts((*call).terminate),
 		// ask-to-end [@NAME]: SIGTERM alone.
-		"ask-to-end": command((*call).askToEnd),
+		"ask-to-end": acts((*call).askToEnd),
 		// crash [@NAME]: SIGKILL.
-		"crash": command((*call).crash),
+		"crash": acts((*call).crash),
 		// hangup [@NAME]: SIGHUP.
-		"hangup": command((*call).hangup),
+		"hangup": acts((*call).hangup),
 		// profile FILE: replaced as a whole. ! profile: removed.
 		"profile": negatable((*call).replaceProfile),
 		// mount DIR FILE: FILE is DIR/profile.yaml, as in a mounted ConfigMap.
-		"mount": command((*call).mount),
+		"mount": acts((*call).mount),
 		// sim [@NAME] ARGUMENT…: virgate sim.
-		"sim": command((*call).sim),
+		"sim": acts((*call).sim),
 		// status [@NAME] ARGUMENT…: virgate status.
 		"status": command((*call).status),
 		// hears [@NAME] GPU [DRIVER'S INDEX]: waits until events of the GPU arrive, by an XID that is
@@ -64,17 +65,17 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 
 		// node KEY=VALUE… KEY-…: sets labels of the Node n1, which has an API server:
 		// KUBECONFIG=$STAGE/kubeconfig NODE_NAME=n1. node away, node back: its API server.
-		"node": command((*call).labelNode),
+		"node": acts((*call).labelNode),
 		// labelled KEY=VALUE…: waits until the Node has these labels.
 		"labelled": command((*call).labelled),
 		// condition STATUS REASON REGEXP: waits until the Node's condition has these values.
 		"condition": command((*call).awaitCondition),
 		// unload [@NAME]: waits until no process has the simulated driver open, and reloads it.
-		"unload": command((*call).unload),
+		"unload": acts((*call).unload),
 
 		// kubelet start | stop | restart | silent | speaks | refuse N |
 		// drop RESOURCE | wipe.
-		"kubelet": command((*call).kubeletDoes),
+		"kubelet": acts((*call).kubeletDoes),
 		// shows RESOURCE ALLOCATABLE/CAPACITY: waits for these numbers.
 		"shows": command((*call).shows),
 		// unit RESOURCE INDEX HEALTHY/LISTED: waits for these numbers of devices of the GPU (0) or
@@ -93,9 +94,9 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		// entry from a DRA driver. ! pod NAME RESOURCE=N… REGEXP: is refused.
 		"pod": negatable((*call).pod),
 		// delete NAME.
-		"delete": command((*call).deletePod),
+		"delete": acts((*call).deletePod),
 		// container-restart NAME.
-		"container-restart": command((*call).restartContainer),
+		"container-restart": acts((*call).restartContainer),
 		// allocate RESOURCE [ID…]: calls the program directly, with requests that no kubelet sends. !
 		// allocate RESOURCE [ID…] REGEXP: the response is such an error.
 		"allocate": negatable((*call).allocate),
@@ -112,6 +113,14 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		// nodes NAME REGEXP: the container's device nodes, sorted, with blanks between.
 		"nodes": command((*call).nodes),
 	}
+}
+
+// acts is command for one that changes something.
+func acts(do func(*call) error) func(*testscript.TestScript, bool, []string) {
+	return command(func(c *call) error {
+		c.forget()
+		return do(c)
+	})
 }
 
 func negatable(do func(*call) error) func(*testscript.TestScript, bool, []string) {
@@ -172,13 +181,31 @@ func (c *call) pattern() (*regexp.Regexp, error) {
 }
 
 // await waits for a state of the kubelet.
+// await waits for a state of the kubelet. One counts that has passed since the last command that changes
+// something, because a program in another process may be faster than the script.
 func (c *call) await(wanted func(simkubelet.Snapshot) bool) error {
 	if c.kubelet == nil {
 		return errors.New("the script has started no kubelet")
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return c.kubelet.Await(ctx, wanted)
+	return c.kubelet.Await(ctx, func(now simkubelet.Snapshot) bool {
+		if found := slices.IndexFunc(c.passed, wanted); found >= 0 {
+			c.passed = c.passed[found:]
+			return true
+		}
+		return wanted(now)
+	})
+}
+
+// forget forgets the states that have passed.
+func (c *call) forget() {
+	if c.kubelet != nil {
+		_ = c.kubelet.Await(context.Background(), func(simkubelet.Snapshot) bool {
+			c.passed = nil
+			return true
+		})
+	}
 }
 
 // exits runs a program to its end.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -26,7 +27,7 @@ func (c *call) kubeletDoes() error {
 	what, argument := c.take(), c.take()
 	if what == "start" {
 		if c.kubelet == nil {
-			c.kubelet = kubelettest.New(simkubelet.Options{Dir: c.plugins(), PodResourcesSocket: c.podResources()})
+			c.kubelet = kubelettest.New(simkubelet.Options{Dir: c.plugins(), PodResourcesSocket: c.podResources(), OnChange: c.record})
 		}
 		return c.kubelet.Start(ctx)
 	}
@@ -54,6 +55,14 @@ func (c *call) kubeletDoes() error {
 		return errUsage
 	}
 	return nil
+}
+
+// record is called for every change of the kubelet.
+func (s *stage) record(k simkubelet.Snapshot) {
+	if !maps.EqualFunc(s.latest.Resources, k.Resources, func(a, b simkubelet.Resource) bool { return slices.Equal(a.Devices, b.Devices) }) {
+		s.passed = append(s.passed, k)
+	}
+	s.latest = k
 }
 
 // wipe removes the program's sockets; at least one must exist.

@@ -29,6 +29,10 @@ type stage struct {
 	api *apiServer
 	// kubelet is nil before the script starts it.
 	kubelet *kubelettest.Kubelet
+	// latest is the kubelet's state, and passed are those in which its devices became others since the last
+	// command that changes something, or since the last that was waited for. The kubelet's lock guards both.
+	latest simkubelet.Snapshot
+	passed []simkubelet.Snapshot
 	// programs are the last started ones of each name, all is every one ever started.
 	programs map[string]*process
 	all      []*process
@@ -174,6 +178,7 @@ func (s *stage) launch(name string, environment, arguments []string) (*process, 
 }
 
 func (c *call) replaceProfile() error {
+	c.forget()
 	if c.not {
 		return os.Remove(c.profile())
 	}

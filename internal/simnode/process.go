@@ -12,6 +12,8 @@ import (
 	"testing/fstest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/sharing"
 )
@@ -71,8 +73,17 @@ func (n *Node) changeProcesses(gpu, device int, change func([]nvml.Process) ([]n
 	}
 	*list = changed
 	// Forget the utilization and the containers of processes that have ended.
-	maps.DeleteFunc(g.utilization.percent, func(pid, _ int) bool { return indexOf(g.processes, pid) < 0 })
-	maps.DeleteFunc(n.containers, func(pid int, _ sharing.Container) bool { return !n.hasProcess(pid) })
+	here, running := sets.New[int](), sets.New[int]()
+	for _, p := range g.processes {
+		here.Insert(p.PID)
+	}
+	for _, g := range n.gpus {
+		for _, p := range g.allProcesses() {
+			running.Insert(p.PID)
+		}
+	}
+	maps.DeleteFunc(g.utilization.percent, func(pid, _ int) bool { return !here.Has(pid) })
+	maps.DeleteFunc(n.containers, func(pid int, _ sharing.Container) bool { return !running.Has(pid) })
 	return nil
 }
 

@@ -24,10 +24,11 @@ const Patience = await.Patience
 
 // Build builds the program of cmd/name as dir/name and returns that path. It uses the race detector if the test
 // does. It reads the folders of all sources, because the go command reuses a cached pass until
-// something changes that the test itself has read.
+// something changes that the test itself has read. The build cache keeps what go run links, so the next
+// test with the same program need not link it again.
 func Build(dir, name string) (string, error) {
 	path := filepath.Join(dir, name)
-	arguments := []string{"build", "-buildvcs=false", "-ldflags", "-s -w", "-o", path}
+	arguments := []string{"run", "-buildvcs=false", "-ldflags", "-s -w", "-exec", "cp"}
 	if RaceDetector() {
 		arguments = append(arguments, "-race")
 	}
@@ -47,7 +48,10 @@ func Build(dir, name string) (string, error) {
 			return "", err
 		}
 	}
-	_, err = goTool(append(arguments, source)...)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", err
+	}
+	_, err = goTool(append(arguments, source, path)...)
 	return path, err
 }
 

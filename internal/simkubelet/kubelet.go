@@ -31,7 +31,7 @@ type Kubelet struct {
 	admission *semaphore.Weighted
 
 	mu sync.Mutex
-	// waits are the conditions of Await that have not been met yet.
+	// waits are the calls of Await under way.
 	waits map[*wait]bool
 	// process is nil while the kubelet is stopped.
 	process   *process
@@ -153,18 +153,11 @@ func (k *Kubelet) StopContainers() {
 	}
 }
 
-// lock and unlock enclose every change. unlock checks the condition of each Await, and reports the change
-// and new violations.
+// lock and unlock enclose every change. unlock reports it, and new violations.
 func (k *Kubelet) lock() { k.mu.Lock() }
 
 func (k *Kubelet) unlock() {
-	if len(k.waits) > 0 || k.options.OnChange != nil {
-		snapshot := k.snapshot()
-		if k.options.OnChange != nil {
-			k.options.OnChange(snapshot)
-		}
-		k.check(snapshot)
-	}
+	k.tell()
 	fresh := k.violations[k.delivered:]
 	k.delivered = len(k.violations)
 	k.mu.Unlock()

@@ -69,41 +69,57 @@ func (k *Kubelet) Violations() []string {
 	return slices.Clone(k.violations)
 }
 
-// wait is a call of Await. met is closed when the condition has been true.
+// wait is a call of Await.
 type wait struct {
-	condition func(Snapshot) bool
-	met       chan struct{}
+	// states are those that it has not looked at yet. The kubelet's lock guards them.
+	states []Snapshot
+	// more has a value when there are some.
+	more chan struct{}
 }
 
-// Await blocks until the condition holds for the kubelet's state. It is checked now and at every
-// change, with the kubelet's lock held, so it must neither block nor call the kubelet. No state is too
-// brief to be seen. The error wraps the context's and contains the last state.
+// Await blocks until the condition holds for the kubelet's state. It sees every state from the call on,
+// however short. The error wraps the context's and contains the last state.
 func (k *Kubelet) Await(ctx context.Context, condition func(Snapshot) bool) error {
-	w := &wait{condition, make(chan struct{})}
+	w := &wait{more: make(chan struct{}, 1)}
 	k.mu.Lock()
 	k.waits[w] = true
-	k.check(k.snapshot())
+	w.states = []Snapshot{k.snapshot()}
 	k.mu.Unlock()
-	select {
-	case <-w.met:
-		return nil
-	case <-ctx.Done():
+	defer func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		delete(k.waits, w)
+	}()
+	for {
+		k.mu.Lock()
+		states := w.states
+		w.states = nil
+		k.mu.Unlock()
+		if slices.ContainsFunc(states, condition) {
+			return nil
+		}
+		select {
+		case <-w.more:
+		case <-ctx.Done():
+			return fmt.Errorf("await kubelet state: %w; last: %s", ctx.Err(), k.Snapshot())
+		}
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.waits[w] {
-		return nil
-	}
-	delete(k.waits, w)
-	return fmt.Errorf("await kubelet state: %w; last: %s", ctx.Err(), k.snapshot())
 }
 
-// check ends each Await whose condition holds. The caller holds the lock.
-func (k *Kubelet) check(snapshot Snapshot) {
+// tell tells those who wait, and OnChange, of a new state. The caller holds the lock.
+func (k *Kubelet) tell() {
+	if len(k.waits) == 0 && k.options.OnChange == nil {
+		return
+	}
+	snapshot := k.snapshot()
+	if k.options.OnChange != nil {
+		k.options.OnChange(snapshot)
+	}
 	for w := range k.waits {
-		if w.condition(snapshot) {
-			close(w.met)
-			delete(k.waits, w)
+		w.states = append(w.states, snapshot)
+		select {
+		case w.more <- struct{}{}:
+		default:
 		}
 	}
 }

@@ -190,6 +190,8 @@ func (c *call) await(wanted func(simkubelet.Snapshot) bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	return c.kubelet.Await(ctx, func(now simkubelet.Snapshot) bool {
+		c.states.Lock()
+		defer c.states.Unlock()
 		if found := slices.IndexFunc(c.passed, wanted); found >= 0 {
 			c.passed = c.passed[found:]
 			return true
@@ -200,12 +202,9 @@ func (c *call) await(wanted func(simkubelet.Snapshot) bool) error {
 
 // forget forgets the states that have passed.
 func (c *call) forget() {
-	if c.kubelet != nil {
-		_ = c.kubelet.Await(context.Background(), func(simkubelet.Snapshot) bool {
-			c.passed = nil
-			return true
-		})
-	}
+	c.states.Lock()
+	defer c.states.Unlock()
+	c.passed = nil
 }
 
 // exits runs a program to its end.

@@ -59,6 +59,8 @@ func (c *call) kubeletDoes() error {
 
 // record is called for every change of the kubelet.
 func (s *stage) record(k simkubelet.Snapshot) {
+	s.states.Lock()
+	defer s.states.Unlock()
 	if !maps.EqualFunc(s.latest.Resources, k.Resources, func(a, b simkubelet.Resource) bool { return slices.Equal(a.Devices, b.Devices) }) {
 		s.passed = append(s.passed, k)
 	}

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/virgate/virgate/internal/simkubelet"
@@ -30,7 +31,8 @@ type stage struct {
 	// kubelet is nil before the script starts it.
 	kubelet *kubelettest.Kubelet
 	// latest is the kubelet's state, and passed are those in which its devices became others since the last
-	// command that changes something, or since the last that was waited for. The kubelet's lock guards both.
+	// command that changes something, or since the last that was waited for. states guards both.
+	states sync.Mutex
 	latest simkubelet.Snapshot
 	passed []simkubelet.Snapshot
 	// programs are the last started ones of each name, all is every one ever started.

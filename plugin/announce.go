@@ -128,7 +128,7 @@ func (r *reconciler) leave() {
 	}
 	for _, written := range r.announceNow(context.Background(), notices) {
 		if written {
-			end := r.options.Now().Add(boundPause)
+			end := r.options.Now().Add(boundPause) // By Now, so that a test can make it longer.
 			for left := boundPause; left > 0; left = end.Sub(r.options.Now()) {
 				wake.Sleep(context.Background(), left)
 			}

@@ -159,7 +159,7 @@ func TestAnnounce(t *testing.T) {
 			kubelet[c.announced[gpu]] = c.kubelet[gpu]
 		}
 	}
-	// PodResources lists healthy devices only, so nobody can tell when the kubelet drops others.
+	// Virgate reads in PodResources which devices are healthy, and not when the kubelet drops the others.
 	if kubelet["4 of 4"] == "4 of 8" {
 		kubelet["4 of 4"] = "4 of 4"
 	}

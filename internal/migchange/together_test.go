@@ -385,8 +385,8 @@ func TestKilledWithSeveralUnderWay(t *testing.T) {
 	}
 }
 
-// killAtEach kills the program at the first write and at every so many after it, and returns how often several
-// changes were under way.
+// killAtEach kills the program at one write in each run: at first, then step writes later, until a run has fewer
+// writes. It returns how often several changes were under way.
 func killAtEach(t *testing.T, late bool, first, step int) (several int) {
 	t.Helper()
 	for dies := first; ; dies += step { // It is killed at this write.

@@ -381,17 +381,19 @@ func TestStatusIsPublishedByItself(t *testing.T) {
 func TestAwaitMissesNoState(t *testing.T) {
 	r := startRig(t, Options{})
 	r.startPlugin(gpu, "a.sock", healthy("a")...)
-	looked, seen := make(chan struct{}), make(chan error, 1)
+	looked, gone, seen := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
 		once := sync.OnceFunc(func() { close(looked) })
 		seen <- r.Await(r.ctx, func(s Snapshot) bool {
 			once()
+			<-gone
 			return len(s.Pods) == 1
 		})
 	}()
 	<-looked
 	r.add(oneContainer("pod", 1))
 	r.remove("default", "pod")
+	close(gone)
 	if err := <-seen; err != nil {
 		t.Error(err)
 	}

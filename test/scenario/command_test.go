@@ -180,9 +180,8 @@ func (c *call) pattern() (*regexp.Regexp, error) {
 	return regexp.Compile("(?m)" + c.take())
 }
 
-// await waits for a state of the kubelet.
-// await waits for a state of the kubelet. One counts that has passed since the last command that changes
-// something, because a program in another process may be faster than the script.
+// await waits for a state of the kubelet. It also accepts one that the kubelet has had since the last command
+// that changes something, because the program, a process of its own, may be faster than the script.
 func (c *call) await(wanted func(simkubelet.Snapshot) bool) error {
 	if c.kubelet == nil {
 		return errors.New("the script has started no kubelet")

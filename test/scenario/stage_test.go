@@ -30,8 +30,8 @@ type stage struct {
 	api *apiServer
 	// kubelet is nil before the script starts it.
 	kubelet *kubelettest.Kubelet
-	// latest is the kubelet's state, and passed are those in which its devices became others since the last
-	// command that changes something, or since the last that was waited for. states guards both.
+	// latest is the kubelet's state. passed has one for each change of its devices, from the last command that
+	// changes something, or from the state that was last waited for. states guards both.
 	states sync.Mutex
 	latest simkubelet.Snapshot
 	passed []simkubelet.Snapshot

@@ -33,6 +33,8 @@ detected = $(filter-out $(undetected),$(chosen))
 # gotest is go test. Where TIMES names a folder, as in CI, each run keeps its tests' times there.
 gotest = $(if $(TIMES),$(GOTESTSUM) --format standard-quiet --hide-summary skipped --jsonfile-timing-events "$$(mktemp $(TIMES)/XXXXXX)" --,go test)
 flags = -vet=off -p 4 -parallel 6 # lint vets; many tests wait, so more than the processors run at once
+# Tables for debuggers take a sixth of the time to compile. What is released has none either.
+export GOFLAGS := $(strip $(shell go env GOFLAGS) -gcflags=all=-dwarf=false)
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 

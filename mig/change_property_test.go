@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/virgate/virgate/mig"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 // checkLeast compares the change with every other choice of what to keep.
@@ -155,7 +156,7 @@ func TestNewChangeRandomOnSevenSlices(t *testing.T) {
 			layouts := legalLayouts(g)
 			wishes := reachable(layouts)
 			random := rand.New(rand.NewPCG(2, uint64(id)))
-			every := 2
+			every := repeat.Times(8, 2)
 			if raceDetector {
 				every = 20
 			}
@@ -177,7 +178,7 @@ func TestNewChangeComputeInstances(t *testing.T) {
 			g := geometry(t, id)
 			layouts := legalLayouts(g)
 			random := rand.New(rand.NewPCG(3, uint64(id)))
-			cases := 3000
+			cases := repeat.Times(750, 3000)
 			if raceDetector {
 				cases = 300
 			}

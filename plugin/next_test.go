@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/virgate/virgate/sharing"
+	"github.com/virgate/virgate/test/repeat"
 )
 
 func TestNextGrowsAtOnce(t *testing.T) {
@@ -405,7 +406,7 @@ func TestNextInvariants(t *testing.T) {
 			planOf(nil, "gpu=2m:A", "gpu.shared=3m:B,C"), planOf(nil, "gpu=4:A,B,C").MarkModeUnavailable(map[string]string{"A": "a daemon", "B": "a daemon", "C": "a daemon"}),
 		}
 	}
-	for seed := range uint64(80) {
+	for seed := range uint64(repeat.Times(20, 80)) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		w := newWorld(t)
 		plans := makePlans()
@@ -532,7 +533,7 @@ func checkInvariants(t *testing.T, seed uint64, w *world) {
 func TestNextNeverDropsAHealthyDevice(t *testing.T) {
 	t.Parallel()
 	plans := []sharing.Plan{planOf(nil, "gpu=1:A,B"), planOf(nil, "gpu=4:A"), planOf(nil, "x=2:A,B"), planOf(nil)}
-	for seed := range uint64(60) {
+	for seed := range uint64(repeat.Times(15, 60)) {
 		random := rand.New(rand.NewPCG(seed, 2))
 		w := newWorld(t)
 		for range 200 {

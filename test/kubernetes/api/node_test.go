@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -393,12 +392,12 @@ func (c counted) Close() error {
 func testOneConnection(t *testing.T, s *server) {
 	s.setNode("one", "a")
 	s.setProfiles(map[string]string{"a": document("2")})
+	// Connections to the relay are the program's alone.
+	port, open := s.relay(t)
 	kubeconfig := filepath.Join(t.TempDir(), "config")
-	// The server name separates it from the tests' own connections.
 	write(t, kubeconfig, fmt.Sprintf(`{apiVersion: v1, kind: Config, current-context: c,
-clusters: [{name: c, cluster: {server: "https://127.0.0.1:%d", insecure-skip-tls-verify: true, tls-server-name: one-connection}}],
-users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, s.port, virgateToken))
-	before := s.connections()
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:%d", insecure-skip-tls-verify: true}}],
+users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c, user: u}}]}`, port, virgateToken))
 	read, err := kube.RESTConfig(kubeconfig)
 	s.must(err)
 	f := s.followBy(t, "one", virgateToken, func(f *nodeClient) {
@@ -415,23 +414,41 @@ users: [{name: u, user: {token: %s}}], contexts: [{name: c, context: {cluster: c
 		return s.node("one").Labels[nodestatus.StateLabel] == "applied" && len(s.told("one", "")) == 1
 	})
 	// A connection that lost a race is closed at once.
-	s.await("one connection", func() bool { return s.connections()-before == 1 })
+	s.await("one connection", func() bool { return open.Load() == 1 })
 }
 
-// connections counts this process's connections to the server.
-func (s *server) connections() int {
-	s.t.Helper()
-	data, err := os.ReadFile("/proc/self/net/tcp")
+// relay returns a port of its own that leads to the server until the test ends, and the number of
+// connections that clients have open to it.
+func (s *server) relay(t *testing.T) (port int, open *atomic.Int64) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	s.must(err)
-	count := 0
-	for line := range strings.Lines(string(data)) {
-		const remote, state, established = 2, 3, "01" // columns, proc_pid_net(5)
-		fields := strings.Fields(line)
-		if len(fields) > state && strings.HasSuffix(fields[remote], fmt.Sprintf(":%04X", s.port)) && fields[state] == established {
-			count++
+	t.Cleanup(func() { _ = listener.Close() })
+	open = &atomic.Int64{}
+	go func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			open.Add(1)
+			go func() {
+				defer open.Add(-1)
+				defer func() { _ = client.Close() }()
+				upstream, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", s.port))
+				if err != nil {
+					return
+				}
+				defer func() { _ = upstream.Close() }()
+				go func() {
+					_, _ = io.Copy(client, upstream)
+					_ = client.Close()
+				}()
+				_, _ = io.Copy(upstream, client)
+			}()
 		}
-	}
-	return count
+	}()
+	return listener.Addr().(*net.TCPAddr).Port, open
 }
 
 // program is all of Virgate on one simulated node.

@@ -79,7 +79,7 @@ func TestStormWithRestarts(t *testing.T) {
 	const disturbances, between = 6, 50
 	for _, policy := range policies() {
 		t.Run(policy, func(t *testing.T) {
-			s := newStorm(newBench(t, policy), 3, 3)
+			s := newStorm(newBench(t, policy), quick(), 3, 3)
 			done := 0
 			s.rage(func(admitted int) bool {
 				if due := min(admitted/between, disturbances); due > done {

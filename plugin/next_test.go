@@ -529,6 +529,27 @@ func checkInvariants(t *testing.T, seed uint64, w *world) {
 	}
 }
 
+// TestNextHolderThatComesLate is invariant 7: a surplus device that could leave the list is held after all, by a pod
+// that the kubelet shows late. Its GPU is not offered under another name while the pod runs.
+func TestNextHolderThatComesLate(t *testing.T) {
+	w := newWorld(t)
+	w.step(planOf(nil, "gpu=4:A"))
+	w.look()
+	for range 2 {
+		w.now = w.now.Add(time.Second)
+		w.step(planOf(nil))
+		w.now = w.now.Add(time.Second)
+		w.look()
+	}
+	w.step(planOf(nil))
+	w.expect("gpu", "a0- a1- a2- a3-")
+	w.held.add("gpu", "A::3")
+	w.now = w.now.Add(time.Hour)
+	w.look()
+	w.step(planOf(nil, "gpu.shared=2:A"))
+	w.expect("gpu.shared", "none")
+}
+
 // TestNextNeverDropsAHealthyDevice is invariant 6, step by step.
 func TestNextNeverDropsAHealthyDevice(t *testing.T) {
 	t.Parallel()

@@ -134,6 +134,19 @@ func (b *bench) run(resource string, count int) *pod {
 	return p
 }
 
+// recovers waits until the kubelet admits a pod again after two plugins have had the resource. If the kubelet
+// is slow to notice the end of one, it takes the next for it and drops it, too.
+func (b *bench) recovers(resource string) {
+	b.t.Helper()
+	b.await(func() bool {
+		p, err := b.admit(resource, 1)
+		if err == nil {
+			b.delete(p)
+		}
+		return err == nil
+	}, "a pod with %s admitted", resource)
+}
+
 // starts starts the pod's container again, which must get the same units.
 func (b *bench) starts(p *pod) {
 	b.t.Helper()

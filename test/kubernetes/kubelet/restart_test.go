@@ -141,12 +141,11 @@ func TestSuccession(t *testing.T) {
 		t.Errorf("one that came and went left %+v and %d devices", got, len(b.history.list(gpu)))
 	}
 
-	for range 3 {
+	for succession := range 3 {
 		next := b.startVirgate(quick())
 		next.Apply(plan(4, profile{replicas: 4}))
-		losses := b.history.counts(gpu).losses
 		v.stop(t)
-		b.await(func() bool { return b.history.counts(gpu).losses > losses }, "the kubelet to let go")
+		b.await(func() bool { return b.history.counts(gpu).connections == succession+2 }, "the next one registered")
 		b.shows(gpu, 16, 16)
 		b.starts(p)
 		if err := b.resize(p); err != nil {

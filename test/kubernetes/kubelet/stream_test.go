@@ -24,10 +24,10 @@ func TestDroppedByTheKubelet(t *testing.T) {
 	p := b.run(gpu, 2)
 	for range 4 {
 		losses := b.history.counts(gpu).losses
-		b.drop(gpu)
-		if b.history.counts(gpu).losses == losses {
-			t.Fatal("the kubelet did not let go")
-		}
+		b.await(func() bool {
+			b.drop(gpu) // It does nothing while Virgate is not registered.
+			return b.history.counts(gpu).losses > losses
+		}, "the kubelet to let go")
 		b.shows(gpu, 16, 16)
 		b.starts(p)
 	}
@@ -47,8 +47,7 @@ func TestTakenForAnOlderPlugin(t *testing.T) {
 	b.shows(gpu, 16, 16)
 	stopOlder()
 	b.await(func() bool { return b.history.counts(gpu).connections >= 3 }, "Virgate registered again")
-	b.shows(gpu, 16, 16)
-	b.run(gpu, 1)
+	b.recovers(gpu)
 }
 
 // If PodResources shows an older plugin, Virgate lets it end first: it registers once and is never taken
@@ -131,9 +130,8 @@ func TestForeignPluginComesAndGoes(t *testing.T) {
 	b.shows(gpu, 16, 16)
 	stopForeign := b.startNaive(&naive{}, "foreign", 16)
 	stopForeign()
-	b.await(func() bool { return b.history.counts(gpu).losses > 0 }, "the kubelet to stop the resource")
-	b.shows(gpu, 16, 16)
-	b.run(gpu, 1)
+	b.await(func() bool { return b.history.counts(gpu).connections >= 3 }, "Virgate registered again")
+	b.recovers(gpu)
 }
 
 // unfit fails when the kubelet connects to it.
@@ -162,13 +160,7 @@ func TestForeignRegistrationFails(t *testing.T) {
 	v.stop(t)
 	v = b.startVirgate(quick())
 	v.Apply(plan(2, profile{replicas: 8}))
-	b.await(func() bool {
-		p, err := b.admit(gpu, 1)
-		if err == nil {
-			b.delete(p)
-		}
-		return err == nil
-	}, "a pod admitted")
+	b.recovers(gpu)
 	b.starts(p)
 }
 

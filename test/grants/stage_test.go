@@ -60,7 +60,7 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 		t.Fatal(err)
 	}
 	dir := shortdir.New(t)
-	s := stage{root: hostRoot(t, config.Startup.DevRoot, gpus), specs: filepath.Join(dir, "cdi"), dir: dir}
+	s := stage{root: hostRoot(t, nodeName, config.Startup.DevRoot, gpus), specs: filepath.Join(dir, "cdi"), dir: dir}
 	if err := os.Mkdir(s.specs, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -91,10 +91,36 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 	return s
 }
 
-// hostRoot makes a file system with a driver's files; nvidia-modeset is not loaded.
-func hostRoot(t *testing.T, devRoot string, gpus []sharing.GPU) string {
+// hosts has the nodes' file systems, each of which is made once: nothing that is tested writes into one.
+var hosts struct {
+	sync.Mutex
+	dir   string
+	roots map[string]string
+}
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "grants")
+	if err != nil {
+		panic(err)
+	}
+	hosts.dir, hosts.roots = dir, map[string]string{}
+	m.Run()
+	if err := os.RemoveAll(dir); err != nil {
+		panic(err)
+	}
+}
+
+// hostRoot returns a file system with a driver's files; nvidia-modeset is not loaded.
+func hostRoot(t *testing.T, nodeName, devRoot string, gpus []sharing.GPU) string {
 	t.Helper()
-	root := t.TempDir()
+	hosts.Lock()
+	defer hosts.Unlock()
+	kind := nodeName + " " + devRoot
+	if root, made := hosts.roots[kind]; made {
+		return root
+	}
+	root := filepath.Join(hosts.dir, fmt.Sprint(len(hosts.roots)))
+	hosts.roots[kind] = root
 	files := map[string]string{
 		"/usr/local/nvidia/lib64/libcuda.so.1":      "driver",
 		"/usr/local/nvidia/lib64/libnvidia-ml.so.1": "driver",

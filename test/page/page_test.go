@@ -7,7 +7,10 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"html"
 	"image/png"
+	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -16,10 +19,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/program"
 )
 
@@ -51,6 +56,7 @@ func (b browser) run(arguments ...string) (output, complaints string) {
 	command := exec.CommandContext(ctx, b.path, append([]string{
 		// The sandbox does not work as root; the browser only opens this test's page.
 		"--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
+		"--disable-extensions", "--disable-background-networking", "--disable-component-update",
 		"--user-data-dir=" + b.t.TempDir(), "--enable-logging=stderr",
 	}, append(arguments, "http://"+b.address+b.page)...)...)
 	command.Stdout, command.Stderr = &stdout, &stderr
@@ -64,23 +70,28 @@ func (b browser) run(arguments ...string) (output, complaints string) {
 // narrow is a telephone's width in CSS pixels.
 const narrow = 390
 
-// frame shows a page at a telephone's width, which chromium's own window cannot have. It reports what does
-// not fit: the page, and elements whose content is cut or must be scrolled.
-const frame = `<!DOCTYPE html><title>frame</title><body style="margin:0"><iframe id="f" src="%s" style="border:0;width:%dpx;height:%dpx"></iframe><script>
+// frames shows pages one below the other at a telephone's width, which chromium's own window cannot have.
+// look is a function that says something about such a page, or nothing.
+const frames = `<!DOCTYPE html><title>frames</title><body style="margin:0">%s<script>
+const look = %s;
 addEventListener("load", () => {
-  const page = document.getElementById("f").contentDocument, cut = [];
-  for (const e of page.querySelectorAll("html, main, table, td, th, section, article, p, div, header, form"))
-    if (e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 || e.getBoundingClientRect().right > innerWidth + 1) cut.push(e.tagName + "." + e.className + " " + e.scrollWidth);
-  document.body.dataset.cut = JSON.stringify(cut);
-  document.body.dataset.height = page.documentElement.scrollHeight;
+  const said = [...document.querySelectorAll("iframe")].map(f => [f.getAttribute("src"), look(f.contentDocument)]);
+  document.body.dataset.said = said.filter(([, what]) => what).map(s => s.join(" ")).join("\n");
 });
 </script>`
 
-// checkNarrow checks the page at a telephone's width: everything must be visible without scrolling
-// sideways.
-func (b browser) checkNarrow(t *testing.T, name, path string) {
-	t.Helper()
-	b.t = t
+// cut names elements whose content is cut or must be scrolled, and the page itself if it must be.
+const cut = `page => {
+  let cut = "";
+  for (const e of page.querySelectorAll("html, main, table, td, th, section, article, p, div, header, form"))
+    if (e.scrollWidth > e.clientWidth + 1 && e.clientWidth > 0 || e.getBoundingClientRect().right > innerWidth + 1) cut += e.tagName + "." + e.className + " " + e.scrollWidth + " ";
+  return cut;
+}`
+
+// framed shows the pages in frames. It returns what look says about each, after the page's path; a single
+// start of the browser does for all.
+func (b browser) framed(look string, pages []string, arguments ...string) (said []string) {
+	b.t.Helper()
 	target := b.address
 	proxy := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
@@ -93,26 +104,45 @@ func (b browser) checkNarrow(t *testing.T, name, path string) {
 		},
 	}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/frame" {
-			_, _ = fmt.Fprintf(w, frame, path, narrow, 3000)
+		if r.URL.Path == "/frames" {
+			var each strings.Builder
+			for _, page := range pages {
+				fmt.Fprintf(&each, `<iframe src="%s" style="border:0;width:%dpx;height:3000px"></iframe>`, html.EscapeString(page), narrow)
+			}
+			_, _ = fmt.Fprintf(w, frames, each.String(), look)
 			return
 		}
 		proxy.ServeHTTP(w, r)
 	}))
 	defer server.Close()
-	b.address, b.page = strings.TrimPrefix(server.URL, "http://"), "/frame"
-	document, _ := b.run("--window-size=500,1600", "--dump-dom")
-	if cut := regexp.MustCompile(`data-cut="([^"]*)"`).FindStringSubmatch(document); cut == nil || cut[1] != "[]" {
-		t.Errorf("%s at %d pixels: cut is %v", name, narrow, cut)
+	b.address, b.page = strings.TrimPrefix(server.URL, "http://"), "/frames"
+	document, complaints := b.run(append([]string{"--window-size=500,1600", "--dump-dom"}, arguments...)...)
+	match := regexp.MustCompile(`data-said="([^"]*)"`).FindStringSubmatch(document)
+	if match == nil {
+		b.t.Fatalf("the frames are not read:\n%s\n%s", document, complaints)
+	}
+	return strings.FieldsFunc(html.UnescapeString(match[1]), func(r rune) bool { return r == '\n' })
+}
+
+// checkNarrow checks pages at a telephone's width: everything must be visible without scrolling sideways.
+// The keys are the names of the pictures that SCREENSHOTS keeps.
+func (b browser) checkNarrow(t *testing.T, pages map[string]string) {
+	t.Helper()
+	b.t = t
+	if said := b.framed(cut, slices.Sorted(maps.Values(pages))); len(said) > 0 {
+		t.Errorf("cut at %d pixels: %s", narrow, strings.Join(said, "\n"))
 	}
 	if folder := os.Getenv("SCREENSHOTS"); folder != "" {
-		b.run("--window-size=500,1600", "--screenshot="+filepath.Join(folder, name+"-narrow.png"))
+		for name, page := range pages {
+			b.framed(cut, []string{page}, "--screenshot="+filepath.Join(folder, name+"-narrow.png"))
+		}
 	}
 }
 
 // TestPicture checks that the README's picture is drawn as an image, which may neither load nor run
 // anything.
 func TestPicture(t *testing.T) {
+	t.Parallel() // Every test here waits for its browser.
 	data, err := os.ReadFile("../../docs/status.svg")
 	if err != nil {
 		t.Fatal(err)
@@ -176,17 +206,23 @@ func demo(t *testing.T) (address, cluster string) {
 }
 
 func TestPage(t *testing.T) {
+	t.Parallel()
 	path := chromium(t)
 	address, cluster := demo(t)
 	b := browser{t, path, address, "/status"}
 
 	t.Run("read", func(t *testing.T) {
 		b.t = t
-		end := time.Now().Add(patience)
-		var document, complaints string
-		for time.Now().Before(end) && !strings.Contains(document, "% compute") { // The first sample takes seconds.
-			document, complaints = b.run("--dump-dom")
-		}
+		await.True(t, "the first sample", func() bool {
+			response, err := http.Get("http://" + address + "/status")
+			if err != nil {
+				return false
+			}
+			defer func() { _ = response.Body.Close() }()
+			text, err := io.ReadAll(response.Body)
+			return err == nil && strings.Contains(string(text), "% compute")
+		})
+		document, complaints := b.run("--dump-dom")
 		for _, want := range []string{
 			"<h1>This node</h1>", `<span class="badge good">ready</span>`, "applied", "nvidia.com/gpu", "GPU 7", "demo/<strong>trainer</strong>", "XID 95", "% compute",
 		} {
@@ -203,7 +239,7 @@ func TestPage(t *testing.T) {
 		}
 	})
 
-	t.Run("narrow", func(t *testing.T) { b.checkNarrow(t, "status", "/status") })
+	t.Run("narrow", func(t *testing.T) { b.checkNarrow(t, map[string]string{"status": "/status"}) })
 
 	t.Run("cluster", func(t *testing.T) {
 		address, path, _ := strings.Cut(cluster, "/")

@@ -43,7 +43,7 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"profile": negatable((*call).replaceProfile),
 		// mount DIR FILE: FILE is DIR/profile.yaml, as in a mounted ConfigMap.
 		"mount": acts((*call).mount),
-		// sim [@NAME] ARGUMENT…: virgate sim.
+		// sim [@NAME] VERB ARGUMENT…: what virgate sim does.
 		"sim": acts((*call).sim),
 		// status [@NAME] ARGUMENT…: virgate status.
 		"status": command((*call).status),

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -124,12 +125,36 @@ func (c *call) hangup() error {
 	return p.Signal(syscall.SIGHUP)
 }
 
+// sim makes the request of virgate sim: to start a program for each would take longer than what the scripts check.
 func (c *call) sim() error {
 	p, err := c.program()
 	if err != nil {
 		return err
 	}
-	return c.script.Exec(c.binary, append([]string{"sim", "--control-socket", p.control}, c.arguments...)...)
+	name := c.take()
+	verbs := simnode.Verbs()
+	at := slices.IndexFunc(verbs, func(v simnode.Verb) bool { return v.Name == name })
+	if at < 0 {
+		return errUsage
+	}
+	positional := slices.DeleteFunc(verbs[at].Arguments, func(a simnode.Argument) bool { return !a.Positional })
+	values := url.Values{}
+	for len(c.arguments) > 0 {
+		argument := c.take()
+		flag, isFlag := strings.CutPrefix(argument, "--")
+		switch {
+		case isFlag:
+			values.Set(flag, c.take())
+		case len(positional) > 0:
+			values.Set(positional[0].Name, argument)
+			positional = positional[1:]
+		default:
+			return errUsage
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return nvmltest.Post(ctx, p.control, name, values)
 }
 
 func (c *call) status() error {

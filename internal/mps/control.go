@@ -136,6 +136,10 @@ func (p Program) Ask(ctx context.Context, env Environment, line string) (string,
 	if err != nil {
 		return "", err
 	}
+	if deadline, limited := ctx.Deadline(); limited {
+		// On a busy node this process may read the answer later than a second after the program has ended.
+		command.WaitDelay = max(command.WaitDelay, time.Until(deadline))
+	}
 	var said, complained bytes.Buffer
 	command.Stdin = strings.NewReader(line + "\n")
 	command.Stdout = &said

@@ -1,6 +1,7 @@
 package mps_test
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -91,5 +92,17 @@ func TestOutputIsBounded(t *testing.T) {
 	}
 	if n := len(out.Queue().Waiting); n != 256 {
 		t.Errorf("%d are kept", n)
+	}
+}
+
+// TestAnswerThatIsReadLate checks that an answer may come as late as the caller allows, also when the program itself has
+// ended: on a busy node a second passes before this process reads it.
+func TestAnswerThatIsReadLate(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithTimeout(t.Context(), unlimited)
+	defer cancel()
+	answer, err := programAt("/bin/sh", t.Output()).Ask(ctx, mps.Environment{}, "(sleep 2; echo 100.0) &")
+	if answer != "100.0\n" || err != nil {
+		t.Errorf("%q, %v", answer, err)
 	}
 }

@@ -44,7 +44,7 @@ func newBench(t *testing.T, change func(*simkubelet.Options, *plugin.Options)) *
 	pluginOptions := plugin.Options{
 		Dir: dir, Logger: slog.New(slog.DiscardHandler),
 		Timing: plugin.Timing{
-			RemovalDelay: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 50 * time.Millisecond,
+			RemovalDelay: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 2 * time.Second,
 			// On a slow machine, a kubelet must not count as silent or as having lost its stream; tests of that set
 			// these. A registration never times out, so no test can wait for that.
 			RegisterTimeout: time.Hour, StreamTimeout: time.Hour, VerifyAfter: time.Hour,

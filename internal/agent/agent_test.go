@@ -287,8 +287,11 @@ func (r *rig) until(what string, condition func() error) {
 // pluginTiming has short waits, and no deadline that a slow machine could exceed.
 func pluginTiming() plugin.Timing {
 	return plugin.Timing{
-		RemovalDelay: 50 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 50 * time.Millisecond,
+		RemovalDelay: 50 * time.Millisecond, ListInterval: time.Millisecond,
 		StreamTimeout: time.Hour, VerifyAfter: time.Hour,
+		// The end of a server drops what gRPC has not written yet, so it must come later than a starved
+		// goroutine writes the last list.
+		StopAfter: 2 * time.Second,
 	}
 }
 

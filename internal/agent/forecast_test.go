@@ -120,7 +120,7 @@ func TestForecast(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			timing := plugin.Timing{RemovalDelay: 100 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 50 * time.Millisecond}
+			timing := plugin.Timing{RemovalDelay: 100 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 2 * time.Second}
 			c := newTimedMIGRig(t, test.node, test.from, timing, func(o *Options) {
 				o.ConfigSource = labelled{o.ConfigSource.(fakePolicy), map[string]sharing.Profile{"new": test.to}}
 			})

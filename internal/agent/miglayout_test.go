@@ -35,7 +35,7 @@ type migRig struct {
 
 func newMIGRig(t *testing.T, node string, wanted sharing.MIGConfig, adjust ...func(*Options)) *migRig {
 	t.Helper()
-	timing := plugin.Timing{RemovalDelay: 100 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 50 * time.Millisecond}
+	timing := plugin.Timing{RemovalDelay: 100 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 2 * time.Second}
 	return newTimedMIGRig(t, node, migProfile(wanted), timing, adjust...)
 }
 

@@ -97,7 +97,7 @@ func policies() []string {
 func quick() plugin.Timing {
 	// A grant counts as held for the removal delay, so that must exceed the time that a starved kubelet
 	// takes from an Allocate to its pod.
-	return plugin.Timing{RemovalDelay: 300 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 200 * time.Millisecond}
+	return plugin.Timing{RemovalDelay: 300 * time.Millisecond, ListInterval: time.Millisecond, StopAfter: 2 * time.Second}
 }
 
 // since is how long it has been.

@@ -91,7 +91,7 @@ func newStage(t *testing.T, nodeName, profile string) stage {
 	return s
 }
 
-// hosts has the nodes' file systems, each of which is made once: nothing that is tested writes into one.
+// hosts has one file system for each kind of node. All tests share it, because nothing writes into it.
 var hosts struct {
 	sync.Mutex
 	dir   string

@@ -125,7 +125,7 @@ func (c *call) hangup() error {
 	return p.Signal(syscall.SIGHUP)
 }
 
-// sim makes the request of virgate sim: to start a program for each would take longer than what the scripts check.
+// sim sends the request that virgate sim sends, because starting a program each time is slow.
 func (c *call) sim() error {
 	p, err := c.program()
 	if err != nil {

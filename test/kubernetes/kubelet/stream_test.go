@@ -48,6 +48,7 @@ func TestTakenForAnOlderPlugin(t *testing.T) {
 	stopOlder()
 	b.await(func() bool { return b.history.counts(gpu).connections >= 3 }, "Virgate registered again")
 	b.recovers(gpu)
+	b.shows(gpu, 16, 16)
 }
 
 // If PodResources shows an older plugin, Virgate lets it end first: it registers once and is never taken
@@ -132,6 +133,7 @@ func TestForeignPluginComesAndGoes(t *testing.T) {
 	stopForeign()
 	b.await(func() bool { return b.history.counts(gpu).connections >= 3 }, "Virgate registered again")
 	b.recovers(gpu)
+	b.shows(gpu, 16, 16)
 }
 
 // unfit fails when the kubelet connects to it.

@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 	"unicode"
+
+	"github.com/virgate/virgate/test/await"
 )
 
 // manifest returns a handwritten ConfigMap with the one document.
@@ -142,9 +144,13 @@ func fill(t *testing.T, dir string) {
 
 func remount(t *testing.T, dir string, flags uintptr) {
 	t.Helper()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, ""); err != nil {
-		t.Fatal(err)
-	}
+	await.Until(t, "the remount", func() error {
+		err := syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT|flags, "")
+		if err != nil && !errors.Is(err, syscall.EBUSY) { // A file is being written.
+			return await.Never("%w", err)
+		}
+		return err
+	})
 }
 
 // TestDiskThatTakesNothing checks that the node is served, and reports what it lacks, while the disk with
@@ -190,10 +196,13 @@ func TestDiskThatTakesNothing(t *testing.T) {
 			test.mend(t, dir)
 			p.shows(gpu, 9)
 			p.says("/metrics", "virgate_state_last_write_successful 1\n")
-			left, err := filepath.Glob(filepath.Join(dir, "*.tmp"))
-			if more, _ := filepath.Glob(filepath.Join(dir, "cdi", ".*")); err != nil || len(left)+len(more) > 0 {
-				t.Errorf("left behind: %q %q %v", left, more, err)
-			}
+			await.Until(t, "the last write to end", func() error {
+				left, err := filepath.Glob(filepath.Join(dir, "*.tmp"))
+				if more, _ := filepath.Glob(filepath.Join(dir, "cdi", ".*")); len(left)+len(more) > 0 {
+					return fmt.Errorf("left behind: %q %q", left, more)
+				}
+				return err
+			})
 		})
 	}
 }

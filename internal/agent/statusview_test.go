@@ -24,7 +24,9 @@ import (
 func TestStatusOverHTTP(t *testing.T) {
 	t.Parallel()
 	// An hour, so that only answers make the agent read the holders.
-	r := newRig(t, func(r *rig) { r.options.NodeName, r.options.Kubelet, r.options.SampleInterval = "n1", r.sight, time.Hour })
+	r := newRig(t, func(r *rig) {
+		r.options.NodeName, r.options.Kubelet, r.options.SampleInterval = "n1", r.sight, time.Hour
+	})
 	r.awaitBody("/api/v1/status", 200, `"state": "applied"`)
 	began := time.Now()
 	var body string

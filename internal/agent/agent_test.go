@@ -201,7 +201,7 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 		node: fakeNode{newInput(gpus("", ""), nil)}, policy: fakePolicy{newInput(profile(4), nil)},
 		kubelet: kubelettest.New(simkubelet.Options{Dir: dir, PodResourcesSocket: dir + ".sock"}),
 	}
-	sight := podresources.New(podresources.Options{Socket: dir + ".sock", CheckpointDir: dir})
+	sight := podresources.New(podresources.Options{Socket: dir + ".sock", CheckpointDir: dir, Timeout: patience})
 	t.Cleanup(func() { _ = sight.Close() })
 	r.sight = sight
 	r.options = Options{

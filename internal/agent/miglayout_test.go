@@ -57,7 +57,9 @@ func newTimedMIGRig(t *testing.T, node string, profile sharing.Profile, timing p
 			Dir: dir, PodResourcesSocket: filepath.Join(socket, "pr.sock"),
 			OnViolation: func(message string) { t.Errorf("kubelet's contract broken: %s", message) },
 		})
-		sight := podresources.New(podresources.Options{Socket: filepath.Join(socket, "pr.sock"), CheckpointDir: dir, Logger: log})
+		sight := podresources.New(podresources.Options{
+			Socket: filepath.Join(socket, "pr.sock"), CheckpointDir: dir, Logger: log, Timeout: patience,
+		})
 		t.Cleanup(func() { _ = sight.Close() })
 		n := nvml.NewNode(sim, nvml.Options{Logger: log})
 		r.options.Node, r.options.ConfigSource, r.options.Logger, r.options.Kubelet = n, c.policy, log, sight

@@ -38,8 +38,8 @@ export GOFLAGS := $(strip $(shell go env GOFLAGS) -gcflags=all=-dwarf=false)
 export CGO_CFLAGS := -g -O2 -Wno-deprecated-declarations # go-nvml has all of NVML's header
 export CGO_LDFLAGS := -g -O2 -Wl,-z,lazy # it leaves NVML's names to the loader; some compilers say -z now
 
-# Compilers and tests have enough memory but little time, so they collect garbage less often. What measures
-# the program does not: bench, and test-kubernetes, where kubectl virgate has a limit of memory.
+# Compilers and tests have more memory than time, so they collect garbage less often. The other targets do
+# not: bench and test-kubernetes judge how much memory the program needs.
 demo test test-race test-chart compile cross e2e-build: export GOGC = 400
 
 .PHONY: help all demo build kubectl-virgate cross test test-race test-kubernetes compile e2e e2e-build nightly tools test-chart manifest reference test-prometheus image image-tar shell licences sbom gpu-bundle test-gpu fuzz vulnerabilities soak lint slowest bench bench-check

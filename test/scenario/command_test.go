@@ -54,6 +54,8 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"in-time": command((*call).inTime),
 		// log [@NAME] REGEXP: waits for such a line. ! log REGEXP: the log has none so far.
 		"log": negatable((*call).awaitLog),
+		// kept REGEXP: waits until the state file matches. Faults and profiles get there later than to the kubelet.
+		"kept": command((*call).kept),
 		// ready [@NAME]: waits until it is ready. ! ready REGEXP: it is not, for that reason.
 		"ready": negatable((*call).ready),
 		// get [@NAME] PATH: the response becomes the command's standard output. ! get: the path does not

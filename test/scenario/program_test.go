@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/virgate/virgate/internal/nvml"
 	"github.com/virgate/virgate/internal/simnode"
+	"github.com/virgate/virgate/internal/state"
 	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/kubelettest"
 	"github.com/virgate/virgate/test/nvmltest"
@@ -186,6 +189,20 @@ func (c *call) awaitLog() error {
 		return fmt.Errorf("the program says %q", match)
 	}
 	return nil
+}
+
+func (c *call) kept() error {
+	pattern, err := c.pattern()
+	if err != nil {
+		return err
+	}
+	return await.Condition(nil, func() error {
+		data, err := os.ReadFile(filepath.Join(c.script.Getenv("PLUGINS"), state.Name))
+		if err == nil && !pattern.Match(data) {
+			return fmt.Errorf("the state file has no %s: %s", pattern, data)
+		}
+		return err
+	})
 }
 
 // hears repeats the event: one that comes while the program has no event set is lost.

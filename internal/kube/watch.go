@@ -225,7 +225,13 @@ func (w *watcher) open(ctx context.Context, options metav1.ListOptions) (watch.I
 	watching, cancel := context.WithTimeout(ctx, cmp.Or(w.pace.life, timeout+time.Minute))
 	late := time.AfterFunc(w.pace.answer, cancel)
 	events, err := w.watch(watching, options)
-	if answered := late.Stop(); err != nil {
+	answered := late.Stop()
+	if err == nil && !answered {
+		// The watch has been canceled. The Reflector would list all objects after it.
+		events.Stop()
+		err = context.DeadlineExceeded
+	}
+	if err != nil {
 		cancel()
 		if !answered && ctx.Err() == nil {
 			return nil, fmt.Errorf("watch %s: no answer in %s", w.what, w.pace.answer)

@@ -128,6 +128,29 @@ func TestServerThatHangs(t *testing.T) {
 	c.sees(t, "ten")
 }
 
+// TestLateAnswer checks that a watch whose answer comes too late is given up and requested again, without a list.
+func TestLateAnswer(t *testing.T) {
+	server := watchserver.New()
+	server.Change("profiles", document("four"))
+	var watches atomic.Int32
+	c := follow(t, server, func(w *watcher) {
+		w.pace.answer = time.Millisecond
+		open := w.watch
+		w.watch = func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			if watches.Add(1) == 1 {
+				<-ctx.Done() // The answer was on its way.
+			}
+			return open(ctx, options)
+		}
+	})
+	await.True(t, "another watch", func() bool { return watches.Load() > 1 })
+	server.Change("profiles", document("ten"))
+	c.sees(t, "ten")
+	if lists, _ := server.Answered(); lists != 1 {
+		t.Errorf("%d lists", lists)
+	}
+}
+
 // TestWatchThatIsForgotten checks that the client ends a watch that the server does not end in time.
 func TestWatchThatIsForgotten(t *testing.T) {
 	server := watchserver.New()

@@ -42,16 +42,20 @@ func New() *Server {
 	return &Server{version: 1, objects: map[string]runtime.Object{}, watches: map[*openWatch]bool{}}
 }
 
-// openWatch is a watch in progress; more is closed and replaced at each event.
+// openWatch is a watch in progress.
 type openWatch struct {
 	server *Server
 	out    chan watch.Event
-	stop   chan struct{}
-	once   sync.Once
 }
 
 func (w *openWatch) ResultChan() <-chan watch.Event { return w.out }
-func (w *openWatch) Stop()                          { w.once.Do(func() { close(w.stop) }) }
+
+// Stop closes the channel, as that of a watch by client-go does.
+func (w *openWatch) Stop() {
+	w.server.mu.Lock()
+	defer w.server.mu.Unlock()
+	w.server.end(w)
+}
 
 // Change stores the object, or removes the name if it is nil.
 func (s *Server) Change(name string, object runtime.Object) {
@@ -110,6 +114,12 @@ func (s *Server) Drop() {
 
 func (s *Server) endWatches() {
 	for w := range s.watches {
+		s.end(w)
+	}
+}
+
+func (s *Server) end(w *openWatch) {
+	if s.watches[w] {
 		close(w.out)
 		delete(s.watches, w)
 	}
@@ -141,7 +151,7 @@ func (s *Server) Watch(_ context.Context, options metav1.ListOptions) (watch.Int
 	if err != nil {
 		return nil, fmt.Errorf("version %q: %w", options.ResourceVersion, err)
 	}
-	w := &openWatch{server: s, out: make(chan watch.Event, 10_000), stop: make(chan struct{})}
+	w := &openWatch{server: s, out: make(chan watch.Event, 10_000)}
 	if from < s.forgotten {
 		// A server may also report this by an event.
 		gone := apierrors.NewResourceExpired("too old").Status()

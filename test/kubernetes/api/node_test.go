@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -194,8 +195,9 @@ type request struct {
 	// forgotten is true if the server no longer had the events from a watch's version on: it said so by the
 	// answer, or by an event.
 	forgotten bool
-	// ended is true when nothing more follows in the answer.
-	ended bool
+	// ended is true when nothing more follows in the answer, broken when the client did not get what it asked
+	// for: a list that it could not read to the end, or a watch that it gave up, because the answer was late.
+	ended, broken bool
 }
 
 // follows reports whether the request keeps up with an object: it is a list or a watch.
@@ -207,7 +209,7 @@ func (r request) watch() bool    { return strings.Contains(r.what, "watch=true")
 
 // inVain reports whether the request brought nothing: a server that starts or is busy refuses some, and the
 // connection may break. How often that happens depends on the server.
-func (r request) inVain() bool { return r.answer != http.StatusOK && !r.forgotten }
+func (r request) inVain() bool { return !r.forgotten && (r.answer != http.StatusOK || r.broken) }
 
 // writes reports whether the request changes something.
 func (r request) writes() bool { return !strings.HasPrefix(r.what, http.MethodGet) }
@@ -353,10 +355,20 @@ func (a *readAnswer) Read(p []byte) (int, error) {
 		a.counter.mu.Lock()
 		r := &a.counter.requests[a.place]
 		r.forgotten, r.ended = r.forgotten || forgotten, r.ended || err != nil
+		r.broken = r.broken || err != nil && !errors.Is(err, io.EOF) && (!r.watch() || errors.Is(err, context.Canceled))
 		a.counter.mu.Unlock()
 	}
 	a.tail = a.tail[max(0, len(a.tail)-len(expired)):]
 	return n, err
+}
+
+// Close gives up an answer of which more was to come.
+func (a *readAnswer) Close() error {
+	a.counter.mu.Lock()
+	r := &a.counter.requests[a.place]
+	r.broken = r.broken || !r.ended
+	a.counter.mu.Unlock()
+	return a.ReadCloser.Close()
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)

@@ -82,7 +82,7 @@ compile: # what the tests above link
 	@go list -export -test $(undetected) ./internal/migchange >/dev/null
 	@cd test/kubernetes && go list -export -test $(race) ./kubelet >/dev/null && go list -export -test ./api ./dra >/dev/null && go vet ./...
 
-nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, switches, soak, bench or a part of e2e
+nightly: ## everything at full length, in hours; PART=plugin, mig, mps, dra, switches, soak, bench, starved or a part of e2e
 	@PART='$(PART)' .ci/nightly
 
 e2e: e2e-build ## the chart on a real Kubernetes of one node; needs root and runc; PART=storm plays that part alone, SHARD=1/2 half of them

@@ -22,7 +22,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/virgate/virgate/test/await"
 	"github.com/virgate/virgate/test/program"
@@ -42,6 +41,9 @@ func chromium(t *testing.T) string {
 	return path
 }
 
+// atOnce has room for the browsers that run at once. More would take each other's time.
+var atOnce = make(chan struct{}, 3)
+
 // browser opens the page and returns the document as it understood it, and its complaints.
 type browser struct {
 	t                   *testing.T
@@ -50,6 +52,8 @@ type browser struct {
 
 func (b browser) run(arguments ...string) (output, complaints string) {
 	b.t.Helper()
+	atOnce <- struct{}{}
+	defer func() { <-atOnce }()
 	var stdout, stderr bytes.Buffer
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
 	defer cancel()
@@ -60,7 +64,7 @@ func (b browser) run(arguments ...string) (output, complaints string) {
 		"--user-data-dir=" + b.t.TempDir(), "--enable-logging=stderr",
 	}, append(arguments, "http://"+b.address+b.page)...)...)
 	command.Stdout, command.Stderr = &stdout, &stderr
-	command.WaitDelay = time.Second // Helpers of the browser may keep the pipes open.
+	command.WaitDelay = patience // Helpers of the browser keep the pipes open until they end.
 	if err := command.Run(); err != nil {
 		b.t.Fatalf("chromium: %v\n%s", err, stderr.String())
 	}

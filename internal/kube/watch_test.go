@@ -100,7 +100,8 @@ func follow(t *testing.T, server *watchserver.Server, change func(*watcher)) *se
 	return s
 }
 
-// TestServerThatHangs checks that requests without an answer are given up and repeated.
+// TestServerThatHangs checks that requests without an answer, or with one that comes too late, are given up
+// and repeated, and that no watch costs another list.
 func TestServerThatHangs(t *testing.T) {
 	server := watchserver.New()
 	server.Change("profiles", document("four"))
@@ -116,38 +117,22 @@ func TestServerThatHangs(t *testing.T) {
 			return list(ctx, options)
 		}
 		w.watch = func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			if watches.Add(1) == 1 {
+			switch watches.Add(1) {
+			case 1:
 				<-ctx.Done()
 				return nil, ctx.Err()
-			}
-			return open(ctx, options)
-		}
-	})
-	c.sees(t, "four")
-	server.Change("profiles", document("ten"))
-	c.sees(t, "ten")
-}
-
-// TestLateAnswer checks that a watch whose answer comes too late is given up and requested again, without a list.
-func TestLateAnswer(t *testing.T) {
-	server := watchserver.New()
-	server.Change("profiles", document("four"))
-	var watches atomic.Int32
-	c := follow(t, server, func(w *watcher) {
-		w.pace.answer = time.Millisecond
-		open := w.watch
-		w.watch = func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
-			if watches.Add(1) == 1 {
+			case 2:
 				<-ctx.Done() // The answer was on its way.
 			}
 			return open(ctx, options)
 		}
 	})
-	await.True(t, "another watch", func() bool { return watches.Load() > 1 })
+	c.sees(t, "four")
+	await.True(t, "a third watch", func() bool { return watches.Load() > 2 })
 	server.Change("profiles", document("ten"))
 	c.sees(t, "ten")
-	if lists, _ := server.Answered(); lists != 1 {
-		t.Errorf("%d lists", lists)
+	if answered, _ := server.Answered(); answered != 1 {
+		t.Errorf("%d lists were answered", answered)
 	}
 }
 

@@ -94,8 +94,8 @@ func (c *call) inTime() error {
 // deadlines matches what the program logs after it has waited until a deadline: for a driver call, a
 // request, the kubelet's end with another plugin, its stream or its answer. What is done in time logs none
 // of them, however busy the machine is. brief matches those of two seconds and less, which a busy machine
-// may need: the announcement to the scheduler, and the Node's condition at the program's end. A driver call
-// has half a second then, but 30 otherwise.
+// may use up: the announcement to the scheduler, and the Node's condition at the program's end. A driver call
+// has half a second at the program's end, and 30 or 60 before.
 var (
 	deadlines = regexp.MustCompile(`(?i).*(?:abandoned after (?:\d\d[\d.]*s|\d+m\d)|deadline ?exceeded|registering all the same|does not listen, starting over|does not show what it was sent).*`)
 	brief     = regexp.MustCompile(`msg="(?:a change was not announced|the condition was not updated)`)

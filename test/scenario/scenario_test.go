@@ -20,8 +20,11 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/virgate/virgate/internal/nvml"
 )
 
 func TestMain(m *testing.M) {
@@ -68,6 +71,27 @@ func TestScripts(t *testing.T) {
 		t.Run("alone", func(t *testing.T) { play(t, file) })
 	}
 	t.Run("together", func(t *testing.T) { play(t, others...) })
+}
+
+// TestUsedUp checks which waits count as a deadline that was used up.
+func TestUsedUp(t *testing.T) {
+	abandoned := func(after time.Duration) string {
+		return (&nvml.AbandonedError{Call: "EventSetWait", After: after}).Error()
+	}
+	for output, want := range map[string]bool{
+		abandoned(30 * time.Second):                                                           true,
+		abandoned(30001 * time.Millisecond):                                                   true,
+		abandoned(time.Minute):                                                                true,
+		abandoned(501 * time.Millisecond):                                                     false,
+		abandoned(1200 * time.Millisecond):                                                    false,
+		`msg="not written, trying again" error="context deadline exceeded"`:                   true,
+		`msg="a change was not announced to the scheduler" error="context deadline exceeded"`: false,
+		"msg=\"a change was not announced\" error=\"context deadline exceeded\"\nmsg=list error=DeadlineExceeded": true,
+	} {
+		if err := usedUp(output); (err != nil) != want {
+			t.Errorf("%s: %v", output, err)
+		}
+	}
 }
 
 // TestScriptsSayWhatTheyHold checks the form of names and first lines, and that every invariant that a

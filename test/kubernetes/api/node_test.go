@@ -362,7 +362,7 @@ func (a *readAnswer) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close gives up an answer of which more was to come.
+// Close notes whether the client closes the answer before its end.
 func (a *readAnswer) Close() error {
 	a.counter.mu.Lock()
 	r := &a.counter.requests[a.place]

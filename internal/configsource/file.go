@@ -35,9 +35,7 @@ type File struct {
 	Done <-chan struct{}
 
 	content polled[[]byte]
-	// hadContent is true if the file was once not empty. If it is empty later, that is not an empty
-	// profile but an error: a program that rewrites a file in place empties it first.
-	hadContent atomic.Bool
+	filled  filled // used by content.read alone
 	// last is the last parsed file. The profile is read whenever anything on the node changes, and
 	// parsing takes far longer than comparing a few kilobytes.
 	mu   sync.Mutex
@@ -98,12 +96,6 @@ func (f *File) parse() (configs.SelectedProfile, error) {
 	if err != nil {
 		return configs.SelectedProfile{}, fmt.Errorf("read profile: %w", err)
 	}
-	if len(data) > 0 {
-		f.hadContent.Store(true)
-	} else if f.hadContent.Load() {
-		return configs.SelectedProfile{},
-			fmt.Errorf("%s: it had a profile and is empty now; one that says nothing is version: v1", f.Path)
-	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.last == nil || !bytes.Equal(f.last.data, data) {
@@ -114,7 +106,30 @@ func (f *File) parse() (configs.SelectedProfile, error) {
 }
 
 func (f *File) read() ([]byte, error) {
-	return f.content.read(func() ([]byte, error) { return readUntil(f.Done, f.Path) }, bytes.Equal)
+	return f.content.read(func() ([]byte, error) {
+		data, err := readUntil(f.Done, f.Path)
+		if err == nil {
+			err = f.filled.check(f.Path, data)
+		}
+		return data, err
+	}, bytes.Equal)
+}
+
+// filled are the paths of files that were once not empty. If one is empty later, that is not an empty
+// profile but an error: a program that rewrites a file in place empties it first.
+type filled map[string]bool
+
+func (f *filled) check(path string, data []byte) error {
+	if len(data) == 0 && (*f)[path] {
+		return fmt.Errorf("%s: it had a profile and is empty now; one that says nothing is version: v1", path)
+	}
+	if len(data) > 0 && *f == nil {
+		*f = filled{}
+	}
+	if len(data) > 0 {
+		(*f)[path] = true
+	}
+	return nil
 }
 
 // parseFile reads a profile, or a ConfigMap manifest with one under key.
@@ -160,6 +175,7 @@ type Directory struct {
 	Path string
 
 	content polled[configs.Documents]
+	filled  filled // used by content.read alone
 }
 
 // String returns the path.
@@ -173,17 +189,17 @@ func (d *Directory) Documents() (configs.Documents, error) {
 
 func (d *Directory) documents() (configs.Documents, error) {
 	// A mounted ConfigMap changes when this link changes: its target is one version.
-	path := d.Path
-	if target, err := filepath.EvalSymlinks(filepath.Join(path, "..data")); err == nil {
-		path = target
+	dir := d.Path
+	if target, err := filepath.EvalSymlinks(filepath.Join(dir, "..data")); err == nil {
+		dir = target
 	}
-	files, err := os.ReadDir(path)
+	files, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, fmt.Errorf("read profiles: %w", err)
 	}
 	documents := configs.Documents{}
 	for _, file := range files {
-		path := filepath.Join(path, file.Name())
+		path := filepath.Join(dir, file.Name())
 		info, err := os.Stat(path)
 		if strings.HasPrefix(file.Name(), "..") || err == nil && !info.Mode().IsRegular() {
 			continue
@@ -191,6 +207,9 @@ func (d *Directory) documents() (configs.Documents, error) {
 		var data []byte
 		if err == nil {
 			data, err = readLimited(path)
+		}
+		if err == nil && dir == d.Path { // The kubelet writes each version of a ConfigMap anew.
+			err = d.filled.check(path, data)
 		}
 		switch {
 		case err == nil:

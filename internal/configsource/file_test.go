@@ -310,6 +310,11 @@ func TestDirectory(t *testing.T) {
 	if diff := cmp.Diff(configs.Documents{"four": four, ".dotted": ten}, got); diff != "" || err != nil {
 		t.Errorf("%v (-want +got):\n%s", err, diff)
 	}
+	put("four", "")
+	next()
+	if _, err := d.Documents(); err == nil || !strings.Contains(err.Error(), d.Path+"/four: it had a profile and is empty now") {
+		t.Errorf("an emptied document: %v", err)
+	}
 	put("four", strings.Repeat("#", maxDocument+1))
 	next()
 	if _, err := d.Documents(); err == nil || !strings.Contains(err.Error(), "four: longer than") {
